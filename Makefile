@@ -1,0 +1,47 @@
+# Two commands to know: `make quickstart` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
+
+.PHONY: quickstart test lint bench format clean help
+
+help:  ## List the targets.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[ray,bench,test,lint]'
+	@touch $@ $(VENV)/.base
+
+quickstart: $(VENV)/.base  ## Install, index the sample corpus, answer its questions.
+	$(BIN)/hippoindex quickstart
+
+test: $(VENV)/.dev  ## Install what tests need and run all of them.
+	$(BIN)/hippoindex models fetch
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev  ## Style, types and import rules.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p hippoindex
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's tables from HIPPOINDEX_DATA.
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/readme_table.py
+
+format: $(VENV)/.dev  ## Format the code.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the environment and what tools left.
+	rm -rf $(VENV) quickstart quickstart.work .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,206 @@
+"""A query file against an index: rankings as records or files, and evaluation reports."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hippoindex.cluster.atomic import atomic_write
+from hippoindex.errors import UsageError
+from hippoindex.pipeline.artifact import Index, open_index
+from hippoindex.pipeline.config import RetrieveConfig, load_config
+from hippoindex.pipeline.evaluate import evaluate
+from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
+from hippoindex.pipeline.retrieve.base import Ranking, Seeds
+from hippoindex.pipeline.retrieve.engine import Retriever, find_seeds
+from hippoindex.pipeline.retrieve.explain import Explainer, Explanation
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Rankings of one query file.
+
+    Attributes
+    ----------
+    index : Index
+    queries : sequence of Query, length Q
+    method : str
+    ranking : Ranking
+    explanations : sequence of sequence of Explanation or None, or None
+        For each question and passage, the path to it; ``None`` if they were not asked for.
+    seconds_s : float
+        Embedding of the questions and ranking; explanations and start-up are not in it.
+    """
+
+    index: Index
+    queries: Sequence[Query]
+    method: str
+    ranking: Ranking
+    explanations: Sequence[Sequence[Explanation | None]] | None
+    seconds_s: float
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one JSON-ready record per question, its passages best first."""
+        return list(self._records())
+
+    def summary(self) -> dict[str, Any]:
+        """Return how many questions were answered, and how fast."""
+        return {
+            "queries": len(self.queries),
+            "method": self.method,
+            "seconds_s": round(self.seconds_s, 3),
+            "queries_per_s": round(len(self.queries) / self.seconds_s, 1),
+        }
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        names = {name: self.index.passages[name] for name in ("passage_id", "doc_id", "title")}
+        for number, query in enumerate(self.queries):
+            passages = []
+            pairs = zip(self.ranking.rows[number].tolist(), self.ranking.scores[number].tolist(), strict=True)
+            for rank, (row, score) in enumerate(pairs):
+                passage = {"rank": rank + 1, "score": score}
+                passage |= {name: column[row].as_py() for name, column in names.items()}
+                if self.explanations is not None:
+                    found = self.explanations[number][rank]
+                    passage["explanation"] = found.as_dict() if found else None
+                passages.append(passage)
+            yield {
+                "id": query.query_id,
+                "question": query.question,
+                "method": self.method,
+                "passages": passages,
+            }
+
+
+def answer_queries(
+    index: str | Path,
+    queries: str | Path,
+    *,
+    method: str | None = None,
+    top_k: int | None = None,
+    explain: bool = False,
+    overrides: Iterable[str] = (),
+) -> Answers:
+    """Rank the passages of an index for every question of a file.
+
+    Parameters
+    ----------
+    index, queries : str or Path
+    method : str, optional
+        By default the index's ``retrieve.method``.
+    top_k : int, optional
+        By default the index's ``retrieve.top_k``.
+    explain : bool
+        Whether to find the path to each passage; the graph methods only.
+    overrides : iterable of str
+        ``retrieve.key=value`` settings in place of those stored with the index.
+
+    Returns
+    -------
+    Answers
+
+    Raises
+    ------
+    UsageError
+        If a method or setting is unknown, or ``explain`` is asked of a method without seeds.
+    """
+    retriever = open_retriever(index, overrides)
+    found = read_gold(retriever.index, queries).queries
+    name = method or retriever.config.method
+    started = time.perf_counter()
+    batch = retriever.encode(found)
+    ranking = retriever.rank(batch, name, top_k=top_k)
+    seconds_s = time.perf_counter() - started
+    explanations = None
+    if explain:
+        seeds = find_seeds(retriever.index, batch, name, retriever.config)
+        explanations = explain_ranking(retriever, ranking, seeds)
+    return Answers(retriever.index, found, name, ranking, explanations, seconds_s)
+
+
+def explain_ranking(
+    retriever: Retriever, ranking: Ranking, seeds: Sequence[Seeds]
+) -> list[list[Explanation | None]]:
+    """Return the path from each question's seeds to each of its passages."""
+    explainer = Explainer(retriever.index, retriever.config.damping)
+    return [explainer.explain(seed, rows) for seed, rows in zip(seeds, ranking.rows, strict=True)]
+
+
+def evaluate_queries(
+    index: str | Path, queries: str | Path, methods: Sequence[str], *, overrides: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Measure methods on a file of questions with gold passages; see :func:`evaluate`.
+
+    Parameters
+    ----------
+    index, queries : str or Path
+    methods : sequence of str
+    overrides : iterable of str
+        ``retrieve.key=value`` settings in place of those stored with the index.
+
+    Returns
+    -------
+    dict
+    """
+    retriever = open_retriever(index, overrides)
+    return evaluate(retriever, read_gold(retriever.index, queries).queries, methods)
+
+
+def open_retriever(index: str | Path, overrides: Iterable[str] = ()) -> Retriever:
+    """Open an index for retrieval, with ``retrieve.key=value`` settings in place of the stored ones.
+
+    Raises
+    ------
+    UsageError
+        If a setting of another section is given: those were fixed when the index was built.
+    """
+    opened = open_index(index)
+    settings = list(overrides)
+    for setting in settings:
+        if not setting.startswith("retrieve."):
+            raise UsageError(f"--set {setting}: only retrieve.* can be set once an index is built")
+    stored = opened.manifest.config["retrieve"]
+    kept = [f"retrieve.{name}={json.dumps(value)}" for name, value in stored.items()]
+    config: RetrieveConfig = load_config(overrides=[*kept, *settings]).retrieve
+    return Retriever(opened, config)
+
+
+def read_gold(index: Index, queries: str | Path) -> QuerySet:
+    """Read a query file; gold passages named by title and text are looked up in the index."""
+    columns = (index.passages[name].to_pylist() for name in ("passage_id", "title", "text"))
+    return read_queries(queries, PassageLookup(zip(*columns, strict=True)))
+
+
+def write_answers(answers: Answers, path: Path) -> None:
+    """Write rankings: JSON Lines, one question a line, or Parquet, one passage a row.
+
+    Parameters
+    ----------
+    answers : Answers
+    path : Path
+        ``.parquet`` makes Parquet, everything else JSON Lines. An existing file is replaced.
+    """
+    records = answers.records()
+    with atomic_write(path) as file:
+        if path.suffix == ".parquet":
+            rows = [
+                {"id": record["id"], "question": record["question"], "method": record["method"]}
+                | {**passage, "explanation": _json_or_none(passage.get("explanation"))}
+                for record in records
+                for passage in record["passages"]
+            ]
+            pq.write_table(pa.Table.from_pylist(rows), file)
+            return
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+
+def _json_or_none(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,305 @@
+"""The index on disk: writing, opening, checking. ``docs/artifact.md`` is its specification."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pydantic
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from hippoindex.errors import ArtifactError, UsageError
+from hippoindex.kernels.ppr import Graph
+from hippoindex.pipeline.config import Section
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+UNCOVERED = frozenset({MANIFEST, "stats.json", "report.html"})
+"""Files that the manifest does not list: itself, and those that hold times."""
+ROWS_PER_FILE = 1_000_000
+VECTOR_KINDS = ("passages", "phrases", "facts")
+
+
+class FileEntry(Section):
+    """Size and SHA-256 of a file of the index."""
+
+    bytes: int
+    sha256: str
+
+
+class Counts(Section):
+    """What went in and what came out. :meth:`check` says how they add up."""
+
+    files: int
+    records: int
+    documents: int
+    duplicates: int
+    quarantined_records: int
+    passages_made: int
+    quarantined_passages: int
+    passages: int
+    passages_without_extraction: int
+    triples_extracted: int
+    triples_rejected: int
+    triples: int
+    facts: int
+    phrases: int
+    fact_edges: int
+    synonym_edges: int
+    passage_edges: int
+    graph_edges: int
+
+    def check(self) -> None:
+        """Raise :class:`ArtifactError` unless nothing was lost on the way."""
+        sums = {
+            "records = documents + duplicates + quarantined_records": (
+                self.records,
+                self.documents + self.duplicates + self.quarantined_records,
+            ),
+            "passages_made = passages + quarantined_passages": (
+                self.passages_made,
+                self.passages + self.quarantined_passages,
+            ),
+            "triples_extracted = triples + triples_rejected": (
+                self.triples_extracted,
+                self.triples + self.triples_rejected,
+            ),
+        }
+        for rule, (left, right) in sums.items():
+            if left != right:
+                raise ArtifactError(f"Counts do not add up: {rule} is {left} = {right}")
+
+
+class Manifest(Section):
+    """``manifest.json``: everything but times. Two runs on the same input write the same bytes."""
+
+    schema_version: int
+    generator: str
+    corpus_fingerprint: str
+    parent: str | None
+    config: dict[str, Any]
+    stages: dict[str, dict[str, Any]]
+    counts: Counts
+    files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class Index:
+    """An opened index. Tables and arrays are read when first used; arrays are memory-mapped.
+
+    Attributes
+    ----------
+    path : Path
+    manifest : Manifest
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @cached_property
+    def passages(self) -> pa.Table:
+        """Passages in node order, ``schemas.PASSAGE``."""
+        return self._table("passages")
+
+    @cached_property
+    def phrases(self) -> pa.Table:
+        """Phrases in node order, ``schemas.PHRASE``."""
+        return self._table("phrases")
+
+    @cached_property
+    def facts(self) -> pa.Table:
+        """Facts, ``schemas.FACT``."""
+        return self._table("facts")
+
+    @cached_property
+    def synonyms(self) -> pa.Table:
+        """Synonym edges, ``schemas.SYNONYM``."""
+        return self._table("synonyms")
+
+    @cached_property
+    def quarantine(self) -> pa.Table:
+        """What could not be processed, ``schemas.QUARANTINE``."""
+        return self._table("quarantine")
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The whole graph: phrase nodes first, then passage nodes."""
+        return Graph(*(self._array(f"graph/{name}.npy") for name in ("indptr", "indices", "weights")))
+
+    @cached_property
+    def phrase_graph(self) -> Graph:
+        """The graph of phrases alone, as HippoRAG 1 walks it."""
+        return self.graph.head(self.n_phrases)
+
+    @cached_property
+    def occurrence(self) -> sp.csr_matrix:
+        """Mentions of phrases in passages, shape (phrases, passages), int32."""
+        indptr, indices, counts = (
+            self._array(f"occurrence/{n}.npy") for n in ("indptr", "indices", "counts")
+        )
+        return sp.csr_matrix((counts, indices, indptr), shape=(self.n_phrases, self.n_passages))
+
+    @cached_property
+    def passage_counts(self) -> NDArray[np.int32]:
+        """Passages that hold each phrase, shape (phrases,), at least 1."""
+        return self.phrases["passage_count"].to_numpy()
+
+    @cached_property
+    def fact_ends(self) -> NDArray[np.int64]:
+        """Phrase rows of subject and object of each fact, shape (facts, 2)."""
+        ids = self.phrases["phrase_id"].to_numpy()
+        ends = [np.searchsorted(ids, self.facts[name].to_numpy()) for name in ("subject_id", "object_id")]
+        return np.stack(ends, axis=1).astype(np.int64)
+
+    @property
+    def n_phrases(self) -> int:
+        """Number of phrase nodes."""
+        return self.manifest.counts.phrases
+
+    @property
+    def n_passages(self) -> int:
+        """Number of passage nodes."""
+        return self.manifest.counts.passages
+
+    def vectors(self, kind: str) -> NDArray[np.floating]:
+        """Return the vectors of "passages", "phrases" or "facts", shape (rows, dimension), memory-mapped."""
+        if kind not in VECTOR_KINDS:
+            raise UsageError(
+                f"There are no vectors of {kind!r}; there are those of {', '.join(VECTOR_KINDS)}"
+            )
+        return self._array(f"vectors/{kind}.npy")
+
+    def verify(self) -> None:
+        """Read every file and compare it with the manifest.
+
+        Raises
+        ------
+        ArtifactError
+            Naming the first file that is missing, changed or not listed, or the counts that do not add up.
+        """
+        self.manifest.counts.check()
+        listed, present = set(self.manifest.files), set(_covered_files(self.path))
+        for name in sorted(present - listed):
+            raise ArtifactError(f"{self.path / name} is not in the manifest")
+        for name, entry in self.manifest.files.items():
+            if name not in present or file_entry(self.path / name) != entry:
+                state = "has changed" if name in present else "is missing"
+                raise ArtifactError(f"{self.path / name} {state}: build the index again or restore the file")
+        self.graph.validate()
+
+    def _table(self, name: str) -> pa.Table:
+        files = sorted((self.path / name).glob("*.parquet"))
+        return pa.concat_tables([pq.read_table(file, partitioning=None) for file in files]).combine_chunks()
+
+    def _array(self, name: str) -> NDArray:
+        return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
+
+
+def open_index(path: str | Path) -> Index:
+    """Open an index.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Index
+
+    Raises
+    ------
+    ArtifactError
+        If there is no complete index of this schema version, or a file is missing or has another size.
+    """
+    folder = Path(path)
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ArtifactError(f"{folder} is not an index: it has no {MANIFEST} (it is written last)")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{file} is not valid JSON: {error}") from error
+    found = content.get("schema_version") if isinstance(content, dict) else None
+    if found != SCHEMA_VERSION:
+        raise ArtifactError(f"{file} has schema version {found}; this version reads {SCHEMA_VERSION}")
+    try:
+        manifest = Manifest.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise ArtifactError(f"{file} is not a manifest of version {SCHEMA_VERSION}: {error}") from error
+    for name, entry in manifest.files.items():
+        member = folder / name
+        if not member.is_file() or member.stat().st_size != entry.bytes:
+            raise ArtifactError(
+                f"{member} is missing or does not have {entry.bytes} bytes: restore or rebuild"
+            )
+    return Index(folder, manifest)
+
+
+def write_parquet(table: pa.Table, folder: Path) -> None:
+    """Write a table as ``part-NNNNN.parquet`` files of at most ``ROWS_PER_FILE`` rows (at least one file)."""
+    folder.mkdir(parents=True)
+    for number, start in enumerate(range(0, max(table.num_rows, 1), ROWS_PER_FILE)):
+        part = table.slice(start, ROWS_PER_FILE)
+        pq.write_table(part, folder / f"part-{number:05d}.parquet", compression="zstd")
+
+
+def write_arrays(folder: Path, **arrays: NDArray) -> None:
+    """Write each array as ``<name>.npy``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+
+
+def write_vectors(file: Path, parts: Iterable[pa.Table], n_rows: int, dimension: int, dtype: str) -> None:
+    """Stream tables with a ``vector`` column into one ``.npy`` of shape (n_rows, dimension)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if n_rows == 0:
+        np.save(file, np.empty((0, dimension), dtype=dtype), allow_pickle=False)
+        return
+    out = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=(n_rows, dimension))
+    row = 0
+    for part in parts:
+        values = part["vector"].combine_chunks().flatten().to_numpy().reshape(-1, dimension)
+        out[row : row + len(values)] = values
+        row += len(values)
+    out.flush()
+    if row != n_rows:
+        raise ArtifactError(f"{file.name}: {row} vectors for {n_rows} rows")
+
+
+def write_manifest(folder: Path, **fields: Any) -> Manifest:
+    """List and hash what lies in ``folder``, write ``manifest.json`` and return it. Call this last."""
+    files = {name: file_entry(folder / name) for name in _covered_files(folder)}
+    manifest = Manifest(schema_version=SCHEMA_VERSION, files=files, **fields)
+    manifest.counts.check()
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with sorted keys, two spaces and a final newline."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def file_entry(file: Path) -> FileEntry:
+    """Return size and SHA-256 of a file."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    return FileEntry(bytes=file.stat().st_size, sha256=digest.hexdigest())
+
+
+def _covered_files(folder: Path) -> Iterator[str]:
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_file() and name not in UNCOVERED:
+            yield name

@@ -1,0 +1,247 @@
+"""Configuration: frozen pydantic models, read from YAML, overridden by ``--set a.b=c``.
+
+Unknown keys are refused. :meth:`Config.result_part` is the part that decides the bytes of an index: where the
+work runs (``cluster.executor``, ``cluster.workers``) and where it reads and writes are left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+from pydantic import Field
+
+from hippoindex.errors import UsageError
+
+
+class Section(pydantic.BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class CorpusConfig(Section):
+    """Where passages come from and what their fields are called."""
+
+    path: tuple[str, ...] = ()
+    """Files, folders or glob patterns."""
+    format: Literal["auto", "jsonl", "json", "parquet", "csv", "text"] = "auto"
+    id: str = "id"
+    title: str = "title"
+    text: str = "text"
+
+
+class ChunkConfig(Section):
+    """Optional splitting of documents into passages, on sentence boundaries."""
+
+    max_tokens: int | None = Field(default=None, ge=8)
+    """Longest passage in tokens of the embedding model; ``None`` keeps documents whole."""
+    overlap_tokens: int = Field(default=0, ge=0)
+
+    @pydantic.model_validator(mode="after")
+    def _overlap_fits(self) -> ChunkConfig:
+        if self.max_tokens is not None and self.overlap_tokens >= self.max_tokens:
+            raise ValueError("chunk.overlap_tokens must be smaller than chunk.max_tokens")
+        return self
+
+
+class ExtractConfig(Section):
+    """OpenIE: entities and triples of every passage."""
+
+    engine: Literal["rules", "import", "openai"] = "rules"
+    path: str | None = None
+    """``import``: the file of OpenIE results."""
+    model: str | None = None
+    """``openai``: name of the model that the endpoint serves. ``rules``: the spaCy model."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key; the key itself is never stored."""
+    prompts: str | None = None
+    """A YAML file of prompts; ``None`` takes the packaged one."""
+    concurrency: int = Field(default=16, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_attempts: int = Field(default=3, ge=1)
+    max_output_tokens: int = Field(default=2048, ge=16)
+    max_passage_chars: int = Field(default=100_000, ge=1)
+    """Longer passages are quarantined: split them with ``chunk.max_tokens``."""
+
+
+class EmbedConfig(Section):
+    """Vectors of phrases, facts, passages and queries."""
+
+    engine: Literal["onnx"] = "onnx"
+    model: str = "all-MiniLM-L6-v2"
+    precision: Literal["fp32", "int8"] = "fp32"
+    """Arithmetic of the model."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored vectors."""
+    max_tokens: int = Field(default=256, ge=8, le=512)
+
+
+class SynonymsConfig(Section):
+    """Synonym edges: pairs of phrases with cosine >= threshold."""
+
+    method: Literal["exact", "reference"] = "exact"
+    threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    max_neighbors: int = Field(default=100, ge=1)
+    min_alphanumerics: int = Field(default=3, ge=0)
+    """Phrases with fewer letters and digits (of any script) get no synonym edge."""
+
+
+class GraphConfig(Section):
+    """Nodes and edge weights of the graph."""
+
+    ner_nodes: bool = True
+    """Named entities become nodes too; HippoRAG keeps only the ends of triples."""
+    weights: Literal["plain", "hipporag"] = "plain"
+    normalisation: Literal["unicode", "hipporag"] = "unicode"
+
+
+class RetrieveConfig(Section):
+    """Defaults of retrieval, stored with the index and overridable per call."""
+
+    method: str = "hippoindex"
+    top_k: int = Field(default=10, ge=1)
+    damping: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Probability of continuing the walk (HippoRAG: 0.5)."""
+    passage_weight: float = Field(default=0.05, ge=0.0)
+    """Weight of the dense passage score in the restart vector (HippoRAG 2: 0.05)."""
+    fact_top_k: int = Field(default=5, ge=1)
+    phrase_top_k: int = Field(default=5, ge=1)
+    entity_min_cosine: float = Field(default=0.6, ge=-1.0, le=1.0)
+    tolerance: float = Field(default=1e-6, gt=0.0)
+    """L1 error at which PPR stops."""
+    memory_bytes: int = Field(default=512 * 2**20, ge=2**20)
+    """Budget of one PPR block."""
+
+
+class ClusterConfig(Section):
+    """Where the work runs. Only the shard sizes may change the bytes of an index (int8 embedding)."""
+
+    executor: Literal["auto", "local", "ray"] = "auto"
+    address: str | None = None
+    """Ray cluster to join; ``None`` starts one on this machine."""
+    workers: int | None = Field(default=None, ge=1)
+    """Parallel workers; ``None`` is one per core that this process may use."""
+    shard_passages: int = Field(default=256, ge=1)
+    shard_texts: int = Field(default=4096, ge=1)
+
+
+class Config(Section):
+    """Everything one run needs."""
+
+    corpus: CorpusConfig = CorpusConfig()
+    chunk: ChunkConfig = ChunkConfig()
+    extract: ExtractConfig = ExtractConfig()
+    embed: EmbedConfig = EmbedConfig()
+    synonyms: SynonymsConfig = SynonymsConfig()
+    graph: GraphConfig = GraphConfig()
+    retrieve: RetrieveConfig = RetrieveConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    max_quarantine_rate: float = Field(default=0.01, ge=0.0, le=1.0)
+    """Share of records that may be quarantined before the job fails."""
+    output: str | None = None
+
+    def result_part(self) -> dict[str, Any]:
+        """Return the settings that decide the bytes of the index, as JSON-ready values."""
+        return self.model_dump(
+            mode="json",
+            exclude={
+                "corpus": {"path"},
+                "extract": {"path", "prompts", "base_url", "api_key_env", "concurrency", "timeout_s"},
+                "cluster": {"executor", "address", "workers"},
+                "output": True,
+                "max_quarantine_rate": True,
+            },
+        )
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), **values: Any) -> Config:
+    """Read a configuration.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        YAML file; without it the defaults.
+    overrides : iterable of str
+        ``"section.key=value"`` pairs, applied after the file; the value is read as YAML.
+    **values : Any
+        ``section__key=value`` settings applied last; ``None`` values are passed over.
+
+    Returns
+    -------
+    Config
+
+    Raises
+    ------
+    UsageError
+        If the file is missing or not a mapping, an override has no ``=``, or a key or value is refused.
+    """
+    tree = _read_yaml(Path(path)) if path is not None else {}
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--set {override!r}: expected section.key=value, e.g. synonyms.threshold=0.85")
+        _assign(tree, key.split("."), _parse_value(key, text), override)
+    for name, value in values.items():
+        if value is not None:
+            _assign(tree, name.split("__"), value, name)
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        source = str(path) if path is not None else "configuration"
+        raise UsageError(f"{source}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    return tree
+
+
+def _parse_value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {key}: the value {text!r} is not valid YAML") from error
+
+
+def _assign(tree: dict[str, Any], keys: list[str], value: Any, source: str) -> None:
+    for key in keys[:-1]:
+        child = tree.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise UsageError(f"{source}: {key!r} is not a section")
+        tree = child
+    tree[keys[-1]] = value
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    keys = [str(part) for part in error["loc"]]
+    name = ".".join(keys) or "configuration"
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(keys[-1], _known_keys(keys[:-1]), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown key {name}{hint}"
+    return f"{name}: {error['msg']} (got {error['input']!r})"
+
+
+def _known_keys(parents: list[str]) -> list[str]:
+    model: type[pydantic.BaseModel] = Config
+    for parent in parents:
+        annotation = model.model_fields[parent].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

@@ -1,0 +1,180 @@
+"""What people are shown: tables of runs, evaluations, rankings, and of what an index holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from hippoindex.errors import UsageError
+from hippoindex.pipeline.artifact import Index
+from hippoindex.pipeline.normalise import normaliser
+from hippoindex.pipeline.retrieve.seeds import fact_text
+
+if TYPE_CHECKING:
+    from hippoindex.pipeline.answer import Answers
+    from hippoindex.pipeline.build import BuildResult
+
+MAX_LISTED = 20
+
+
+def build_summary(result: BuildResult) -> RenderableType:
+    """Return the tables that end a run of ``hippoindex index``."""
+    counts, stats = result.manifest.counts, result.stats
+    totals = Table(title=f"Index {result.path}", title_justify="left", show_header=False)
+    totals.add_column()
+    totals.add_column(justify="right")
+    for name in ("passages", "phrases", "facts", "synonym_edges", "graph_edges"):
+        totals.add_row(name.replace("_", " "), f"{getattr(counts, name):,}")
+    quarantined = counts.quarantined_records + counts.quarantined_passages
+    totals.add_row("duplicates dropped", f"{counts.duplicates:,}")
+    totals.add_row("passages quarantined", f"{quarantined:,}")
+    totals.add_row("triples rejected", f"{counts.triples_rejected:,}")
+    totals.add_row("passages without extraction", f"{counts.passages_without_extraction:,}")
+    totals.add_row("peak memory", f"{stats['peak_memory_bytes'] / 2**30:.2f} GiB")
+    totals.add_row("passages/s, whole run", f"{stats['passages_per_s']:,.1f}")
+    stages = Table(title="Stages", title_justify="left")
+    for heading in ("stage", "items", "seconds", "items/s"):
+        stages.add_column(heading, justify="left" if heading == "stage" else "right")
+    for stage in stats["stages"]:
+        stages.add_row(
+            stage["name"],
+            f"{stage['items']:,} {stage['unit']}",
+            f"{stage['seconds_s']:.2f}",
+            f"{stage['items_per_s']:,.1f}",
+        )
+    stages.add_row("total", "", f"{stats['seconds_s']:.2f}", "", style="bold")
+    return Group(totals, stages)
+
+
+def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
+    """Return the table of an evaluation: one row per method, recalls in percent."""
+    metrics = ("recall@2", "recall@5", "recall@10", "all_recall@2", "all_recall@5")
+    table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
+    table.add_column("method")
+    for heading in (*metrics, "recall@5 - dense [95 %]", "queries/s"):
+        table.add_column(heading, justify="right")
+    for name, row in report["methods"].items():
+        mean, low, high = row["delta_recall@5"]
+        interval = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+        cells = [f"{row[metric]:.1f}" for metric in metrics]
+        table.add_row(name, *cells, interval.replace("[", r"\["), f"{row['queries_per_s']:,.0f}")
+    return table
+
+
+def answers_view(answers: Answers) -> RenderableType:
+    """Return one panel per question: its best passages, gold ones marked, and the paths if asked for."""
+    titles, ids = answers.index.passages["title"], answers.index.passages["passage_id"]
+    panels = []
+    for number, query in enumerate(answers.queries):
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        rows, scores = answers.ranking.rows[number].tolist(), answers.ranking.scores[number].tolist()
+        for rank, (row, score) in enumerate(zip(rows, scores, strict=True)):
+            is_gold = ids[row].as_py() in query.gold
+            mark = "[green]gold[/]" if is_gold else ""
+            name = f"{escape(titles[row].as_py())} [dim]{escape(ids[row].as_py())}[/]"
+            table.add_row(f"{rank + 1}", f"{score:.4f}", mark, name)
+            found = answers.explanations[number][rank] if answers.explanations else None
+            if found is not None and (is_gold or not query.gold):
+                table.add_row("", "", "", f"[dim]{escape(str(found))}[/]")
+        panels.append(Panel(table, title=escape(query.question), title_align="left"))
+    return Group(*panels)
+
+
+def index_overview(index: Index) -> RenderableType:
+    """Return what is in an index: counts, configuration of the stages, size."""
+    table = Table(title=f"Index {index.path}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in index.manifest.counts.model_dump().items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
+    total_bytes = sum(entry.bytes for entry in index.manifest.files.values())
+    table.add_row("files", f"{len(index.manifest.files)} ({total_bytes / 2**20:,.1f} MiB)")
+    table.add_row("made by", index.manifest.generator)
+    degrees = np.diff(index.graph.indptr)
+    table.add_row("edges per node: mean, largest", f"{degrees.mean():.1f}, {degrees.max():,}")
+    reasons = pc.value_counts(index.quarantine["reason"])
+    for reason in reasons[:MAX_LISTED]:
+        table.add_row(f"quarantined: {escape(str(reason['values']))}", f"{reason['counts'].as_py():,}")
+    return table
+
+
+def phrase_record(index: Index, text: str) -> dict[str, Any]:
+    """Return what an index holds about a phrase: its passages, facts and synonyms.
+
+    Raises
+    ------
+    UsageError
+        If the phrase is not in the index; the message names phrases that contain it.
+    """
+    phrase = normaliser(index.manifest.config["graph"]["normalisation"])(text)
+    phrases = index.phrases["phrase"]
+    row = pc.index(phrases, phrase).as_py()
+    if row < 0:
+        near = phrases.filter(pc.match_substring(phrases, phrase))[:5].to_pylist() if phrase else []
+        raise UsageError(f"There is no phrase {phrase!r} in {index.path}; containing it: {near or 'none'}")
+    number = index.phrases["phrase_id"][row].as_py()
+    passages = index.occurrence[row].indices
+    facts = np.flatnonzero((index.fact_ends == row).any(axis=1))
+    return {
+        "phrase": phrase,
+        "phrase_id": number,
+        "passages": index.passages["passage_id"].take(passages).to_pylist(),
+        "facts": [fact_text(index, int(fact)) for fact in facts],
+        "synonyms": _synonyms_of(index, number),
+    }
+
+
+def passage_record(index: Index, passage_id: str) -> dict[str, Any]:
+    """Return what an index holds about a passage: its text, phrases and facts.
+
+    Raises
+    ------
+    UsageError
+        If the passage is not in the index; the message says whether it was quarantined.
+    """
+    row = pc.index(index.passages["passage_id"], passage_id).as_py()
+    if row < 0:
+        rows = index.quarantine.filter(pc.equal(index.quarantine["row_id"], passage_id)).to_pylist()
+        reason = f"it was quarantined: {rows[0]['reason']}" if rows else "it was not in the corpus"
+        raise UsageError(f"There is no passage {passage_id!r} in {index.path}: {reason}")
+    phrases = index.occurrence[:, row].nonzero()[0]
+    holds = [passage_id in holders for holders in index.facts["passage_ids"].to_pylist()]
+    passage: dict[str, Any] = index.passages.slice(row, 1).to_pylist()[0]
+    return passage | {
+        "phrases": index.phrases["phrase"].take(phrases).to_pylist(),
+        "facts": [fact_text(index, int(fact)) for fact in np.flatnonzero(holds)],
+    }
+
+
+def record_table(record: Mapping[str, Any]) -> RenderableType:
+    """Return a record as a table; long lists are cut at ``MAX_LISTED`` lines."""
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in record.items():
+        items = value if isinstance(value, list) else [value]
+        lines = [escape(str(item)) for item in items[:MAX_LISTED]]
+        if len(items) > MAX_LISTED:
+            lines.append(f"... and {len(items) - MAX_LISTED:,} more")
+        table.add_row(name.replace("_", " "), "\n".join(lines))
+    return table
+
+
+def _synonyms_of(index: Index, phrase_id: int) -> list[str]:
+    table = index.synonyms
+    names = dict(
+        zip(index.phrases["phrase_id"].to_pylist(), index.phrases["phrase"].to_pylist(), strict=True)
+    )
+    mine = table.filter(
+        pc.or_(pc.equal(table["phrase_id"], phrase_id), pc.equal(table["other_id"], phrase_id))
+    )
+    rows = sorted(mine.to_pylist(), key=lambda row: -row["cosine"])
+    others = [row["other_id"] if row["phrase_id"] == phrase_id else row["phrase_id"] for row in rows]
+    return [f"{names[other]} ({row['cosine']:.2f})" for other, row in zip(others, rows, strict=True)]

@@ -1,0 +1,1 @@
+"""OpenIE: entities and (subject, predicate, object) triples of a passage."""

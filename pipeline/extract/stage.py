@@ -1,0 +1,163 @@
+"""The OpenIE stage: passages in, entities and triples out, whatever the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from hippoindex.errors import InputError, UsageError
+from hippoindex.pipeline import schemas
+from hippoindex.pipeline.config import ExtractConfig
+from hippoindex.pipeline.extract.base import Extraction, Extractor, Passage, RejectedTriple
+from hippoindex.pipeline.extract.imported import (
+    ImportedExtractor,
+    RejectedEntity,
+    parse_entities,
+    parse_triples,
+)
+from hippoindex.pipeline.extract.openai import OpenAIExtractor, fingerprint
+from hippoindex.pipeline.models import model_fingerprint
+from hippoindex.pipeline.stage import Process, StageOutput, quarantine_table
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class ExtractStage:
+    """OpenIE over a shard of passages.
+
+    A passage that is too long or that the engine could not process is quarantined (kind ``passage``) and has
+    no row. An entity or triple that is not one is quarantined (kind ``entity`` or ``triple``, ``row_id`` is
+    the passage's id), and its passage keeps its row. A row's entities are distinct; a triple that was
+    extracted twice is there twice.
+    """
+
+    name: ClassVar[str] = "extract"
+    version: ClassVar[int] = 1
+    reads: ClassVar[pa.Schema] = schemas.PASSAGE
+    writes: ClassVar[pa.Schema] = schemas.EXTRACTION
+
+    config: ExtractConfig
+
+    def key_part(self) -> Mapping[str, Any]:
+        """Name what decides the result: the longest passage, and the engine's model, prompts or file."""
+        return self._key_part
+
+    @cached_property
+    def _key_part(self) -> Mapping[str, Any]:
+        common = {"engine": self.config.engine, "max_passage_chars": self.config.max_passage_chars}
+        if self.config.engine == "import":
+            return common | {"file_sha256": _sha256(_import_path(self.config))}
+        if self.config.engine == "openai":
+            return common | {"fingerprint": fingerprint(self.config)}
+        model = model_fingerprint(_spacy_model(self.config))
+        return common | {"model": model, "spacy": importlib.metadata.version("spacy")}
+
+    def open(self) -> Process:
+        """Load the engine and return the function from passages to extractions.
+
+        Raises
+        ------
+        HippoIndexError
+            If the engine lacks a setting, its model or its file.
+        """
+        extractor = _open_engine(self.config)
+        return lambda passages: _process(extractor, passages, self.config.max_passage_chars)
+
+
+def _open_engine(config: ExtractConfig) -> Extractor:
+    if config.engine == "import":
+        return ImportedExtractor(_import_path(config))
+    if config.engine == "openai":
+        return OpenAIExtractor(config)
+    from hippoindex.pipeline.extract.rules import RulesExtractor  # spaCy takes seconds to import
+
+    return RulesExtractor(_spacy_model(config))
+
+
+def _spacy_model(config: ExtractConfig) -> str:
+    return config.model or "en_core_web_sm"
+
+
+def _import_path(config: ExtractConfig) -> Path:
+    if not config.path:
+        raise UsageError("extract.engine=import needs the file of OpenIE results: --set extract.path=FILE")
+    return Path(config.path)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"Cannot read the OpenIE results {path} (extract.path): {error.strerror}") from error
+
+
+def _process(extractor: Extractor, table: pa.Table, max_passage_chars: int) -> StageOutput:
+    passages = [
+        Passage(*row) for row in zip(*(table[name].to_pylist() for name in Passage._fields), strict=True)
+    ]
+    fitting = [passage for passage in passages if _chars(passage) <= max_passage_chars]
+    rows: list[Row] = []
+    quarantine = [_too_long(p, max_passage_chars) for p in passages if _chars(p) > max_passage_chars]
+    for passage, extraction in zip(fitting, extractor.extract(fitting), strict=True):
+        if extraction.error is not None:
+            quarantine.append(_quarantine(passage, extraction.error, extraction.raw, "passage"))
+            continue
+        row, rejected = _row(passage, extraction)
+        rows.append(row)
+        quarantine.extend(rejected)
+    return StageOutput(pa.Table.from_pylist(rows, schema=schemas.EXTRACTION), quarantine_table(quarantine))
+
+
+def _chars(passage: Passage) -> int:
+    return len(passage.title) + len(passage.text)
+
+
+def _too_long(passage: Passage, max_passage_chars: int) -> Row:
+    reason = (
+        f"passage of {_chars(passage):,} characters is longer than extract.max_passage_chars="
+        f"{max_passage_chars}; set chunk.max_tokens to split it"
+    )
+    return _quarantine(passage, reason, passage.text, "passage")
+
+
+def _row(passage: Passage, extraction: Extraction) -> tuple[Row, list[Row]]:
+    """Return a passage's row, and the quarantine rows of what was rejected in it."""
+    entities, bad_entities = parse_entities(extraction.entities)
+    triples, bad_triples = parse_triples(extraction.triples)
+    row: Row = {
+        "passage_id": passage.passage_id,
+        "entities": entities,
+        "triples": [triple._asdict() for triple in triples],
+        "missing": extraction.missing,
+    }
+    return row, list(_rejected(passage, [*extraction.rejected, *bad_entities, *bad_triples]))
+
+
+def _rejected(passage: Passage, items: Sequence[RejectedTriple]) -> Iterator[Row]:
+    for item in items:
+        kind = "entity" if isinstance(item, RejectedEntity) else "triple"
+        yield _quarantine(passage, item.reason, item.raw, kind)
+
+
+def _quarantine(passage: Passage, reason: str, raw: str, kind: str) -> Row:
+    return schemas.quarantine_row(
+        ExtractStage.name,
+        passage.passage_id,
+        _utf8(reason),
+        _utf8(raw),
+        kind=kind,
+    )
+
+
+def _utf8(text: str) -> str:
+    """Escape lone surrogates, which an answer may hold and an Arrow string may not."""
+    return text.encode(errors="backslashreplace").decode()

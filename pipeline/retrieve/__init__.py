@@ -1,0 +1,1 @@
+"""Retrieval: thousands of queries against one index, by method."""

@@ -1,0 +1,47 @@
+"""The two baselines: BM25 over words, and cosine of passage embeddings."""
+
+from __future__ import annotations
+
+import bm25s
+import numpy as np
+from numpy.typing import NDArray
+
+from hippoindex.pipeline.artifact import Index
+from hippoindex.pipeline.config import RetrieveConfig
+from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, top_k
+
+BLOCK_QUERIES = 256
+
+
+def bm25(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
+    """Rank by BM25 (Lucene's variant, k1 1.5, b 0.75, English stop words) over title and text."""
+    titles, texts = (index.passages[name].to_pylist() for name in ("title", "text"))
+    documents = [f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)]
+    retriever = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    retriever.index(_words(documents), show_progress=False)
+    vocabulary = retriever.vocab_dict
+    scores = np.zeros((len(queries), len(documents)), dtype=np.float32)
+    for row, words in enumerate(_words(list(queries.questions))):
+        known = [word for word in words if word in vocabulary]
+        if known:
+            scores[row] = retriever.get_scores(known)
+    return top_k(scores, config.top_k)
+
+
+def dense(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
+    """Rank by the cosine of question and passage embeddings."""
+    parts = [
+        top_k(dense_scores(index, queries.vectors[start : start + BLOCK_QUERIES]), config.top_k)
+        for start in range(0, len(queries), BLOCK_QUERIES)
+    ]
+    return Ranking(np.concatenate([p.rows for p in parts]), np.concatenate([p.scores for p in parts]))
+
+
+def dense_scores(index: Index, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return cosines of questions and all passages, shape (Q, passages)."""
+    return vectors @ index.vectors("passages").astype(np.float32).T
+
+
+def _words(texts: list[str]) -> list[list[str]]:
+    words: list[list[str]] = bm25s.tokenize(texts, stopwords="en", return_ids=False, show_progress=False)
+    return words

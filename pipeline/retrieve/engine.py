@@ -1,0 +1,136 @@
+"""Answering queries: an opened index with the models that its vectors were made by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import structlog
+from spacy.language import Language
+
+from hippoindex.errors import ModelError, UsageError
+from hippoindex.pipeline.artifact import Index, open_index
+from hippoindex.pipeline.config import EmbedConfig, GraphConfig, RetrieveConfig
+from hippoindex.pipeline.embed import embedder_fingerprint, open_embedder
+from hippoindex.pipeline.embed.base import Embedder
+from hippoindex.pipeline.extract.query_entities import open_query_nlp, query_entities
+from hippoindex.pipeline.normalise import normaliser
+from hippoindex.pipeline.queries import Query
+from hippoindex.pipeline.retrieve.base import Method, QueryBatch, Ranking, Seeds, find_method
+from hippoindex.pipeline.retrieve.baselines import bm25, dense
+from hippoindex.pipeline.retrieve.hipporag import SEEDS, hippoindex, hipporag1, hipporag2
+
+log = structlog.get_logger("hippoindex")
+
+METHODS: dict[str, Method] = {
+    "bm25": bm25,
+    "dense": dense,
+    "hipporag1": hipporag1,
+    "hipporag2": hipporag2,
+    "hippoindex": hippoindex,
+}
+
+
+def find_seeds(index: Index, batch: QueryBatch, method: str, config: RetrieveConfig) -> list[Seeds]:
+    """Return the phrases from which a graph method walks, for each question.
+
+    Raises
+    ------
+    UsageError
+        If the method does not walk the whole graph: its rankings cannot be explained by a path in it.
+    """
+    if method not in SEEDS:
+        raise UsageError(f"{method} does not walk the whole graph; paths are found for {', '.join(SEEDS)}")
+    return SEEDS[method](index, batch, config)
+
+
+class Retriever:
+    """Ranks passages of an index for batches of queries.
+
+    Parameters
+    ----------
+    index : Index or str or Path
+    config : RetrieveConfig, optional
+        By default the one stored with the index.
+    threads : int
+        Threads of the embedding model.
+
+    Raises
+    ------
+    ArtifactError
+        If there is no index.
+    ModelError
+        If the embedding model at hand is not the one that made the index's vectors.
+    """
+
+    def __init__(
+        self, index: Index | str | Path, config: RetrieveConfig | None = None, *, threads: int = 1
+    ) -> None:
+        self.index = index if isinstance(index, Index) else open_index(index)
+        stored = self.index.manifest.config
+        self.config = config or RetrieveConfig.model_validate(stored["retrieve"])
+        self._embed = EmbedConfig.model_validate(stored["embed"])
+        self._normalise = normaliser(GraphConfig.model_validate(stored["graph"]).normalisation)
+        self._threads = threads
+        made_by, here = self.index.manifest.stages["embed"]["embedder"], embedder_fingerprint(self._embed)
+        if made_by != here:
+            raise ModelError(
+                f"{self.index.path} was embedded by a model with fingerprint {made_by[:12]}; the model "
+                f"{self._embed.model!r} here has {here[:12]}: their vectors cannot be compared"
+            )
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return open_embedder(self._embed, threads=self._threads)
+
+    @cached_property
+    def _nlp(self) -> Language:
+        return open_query_nlp(None)
+
+    def encode(self, queries: Sequence[Query]) -> QueryBatch:
+        """Embed questions and find their entities, unless the query file gave them."""
+        questions = [query.question for query in queries]
+        missing = [query.question for query in queries if query.entities is None]
+        found = iter(query_entities(self._nlp, missing) if missing else [])
+        given = [next(found) if query.entities is None else query.entities for query in queries]
+        entities = [self._phrases(names, question) for names, question in zip(given, questions, strict=True)]
+        flat = self._embedder.encode([phrase for phrases in entities for phrase in phrases])
+        ends = np.cumsum([0, *map(len, entities)])
+        return QueryBatch(
+            questions,
+            self._embedder.encode(questions),
+            entities,
+            [flat[start:end] for start, end in itertools.pairwise(ends)],
+        )
+
+    def _phrases(self, names: Sequence[str], question: str) -> list[str]:
+        """Normalise entity names, each once; a question without any stands for itself."""
+        phrases = dict.fromkeys(phrase for phrase in map(self._normalise, names) if phrase)
+        whole = self._normalise(question)
+        return list(phrases) or ([whole] if whole else [])
+
+    def rank(self, batch: QueryBatch, method: str | None = None, *, top_k: int | None = None) -> Ranking:
+        """Rank passages.
+
+        Parameters
+        ----------
+        batch : QueryBatch
+        method : str, optional
+            One of :data:`METHODS`; by default ``config.method``.
+        top_k : int, optional
+            By default ``config.top_k``.
+
+        Returns
+        -------
+        Ranking
+
+        Raises
+        ------
+        UsageError
+            If there is no such method.
+        """
+        config = self.config if top_k is None else self.config.model_copy(update={"top_k": top_k})
+        return find_method(METHODS, method or config.method)(self.index, batch, config)

@@ -1,0 +1,327 @@
+"""The command line. Every command is a thin layer over ``hippoindex.pipeline``.
+
+Exit codes: 0 done, 1 finished but a threshold was not met, 2 wrong usage or input, 3 the work was stopped by
+something else, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hippoindex._version import __version__
+from hippoindex.errors import HippoIndexError, ThresholdError, UsageError
+
+app = typer.Typer(
+    help="Turn a corpus of passages into a HippoRAG index, and answer evaluation sets against it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 a threshold was not met, 2 wrong usage or input, 3 stopped by an error.",
+)
+models_app = typer.Typer(help="The two small models of the embedded default.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+
+class ExecutorName(StrEnum):
+    """Where sharded stages run."""
+
+    auto = "auto"
+    local = "local"
+    ray = "ray"
+
+
+class LogLevel(StrEnum):
+    """Least level of log lines on standard error."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+IndexOption = Annotated[Path, typer.Option("--index", help="Folder of the index.", show_default=False)]
+QueriesOption = Annotated[
+    Path,
+    typer.Option(
+        "--queries",
+        help="Questions: JSON Lines {id, question, gold, answer, answer_aliases}, or JSON of HippoRAG, "
+        "MuSiQue, HotpotQA or 2WikiMultiHopQA.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. synonyms.threshold=0.85. Repeatable."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hippoindex {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    log_level: Annotated[
+        LogLevel, typer.Option(help="Least level of log lines on standard error.")
+    ] = LogLevel.info,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    version: Annotated[  # noqa: ARG001 - typer acts on it through the callback
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    from hippoindex.pipeline.progress import configure_logging
+
+    configure_logging(log_level.value, as_json=log_json)
+
+
+@app.command()
+def index(
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Passages: a file (.jsonl, .json, .csv, .parquet; .gz), a folder or a glob. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Folder that becomes the index.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings, e.g. configs/laptop.yaml.")
+    ] = None,
+    overrides: SetOption = None,
+    executor: Annotated[ExecutorName | None, typer.Option(help="Where stages run.  [default: auto]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Parallel workers.  [default: one per core]")] = None,
+    max_quarantine_rate: Annotated[
+        float | None,
+        typer.Option(help="Share of passages that may fail before the job does.  [default: 0.01]"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an index that is at --output.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, publish."""
+    from hippoindex.pipeline.build import build_index
+    from hippoindex.pipeline.config import load_config
+    from hippoindex.pipeline.display import build_summary
+
+    settings = load_config(
+        config,
+        overrides or (),
+        corpus__path=corpus or None,
+        output=output,
+        cluster__executor=executor.value if executor else None,
+        cluster__workers=workers,
+        max_quarantine_rate=max_quarantine_rate,
+    )
+    result = build_index(settings, overwrite=overwrite)
+    if as_json:
+        _print_json(
+            {"index": str(result.path), "counts": result.manifest.counts.model_dump(), "stats": result.stats}
+        )
+    else:
+        Console().print(build_summary(result))
+
+
+@app.command()
+def retrieve(
+    index: IndexOption,
+    queries: QueriesOption,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write, JSON Lines or .parquet; without it the terminal.", show_default=False
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="bm25, dense, hipporag1, hipporag2 or hippoindex.  [default: the index's]"),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Passages per question.  [default: the index's]")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add the path of phrases to each passage.")
+    ] = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank passages for every question of a file."""
+    from hippoindex.pipeline.answer import answer_queries, write_answers
+    from hippoindex.pipeline.display import answers_view
+
+    answers = answer_queries(
+        index, queries, method=method, top_k=top_k, explain=explain, overrides=overrides or ()
+    )
+    if output is not None:
+        write_answers(answers, output)
+    if as_json:
+        _print_json(answers.summary() if output else {"answers": answers.records()})
+    elif output is None:
+        Console().print(answers_view(answers))
+    else:
+        summary = answers.summary()
+        typer.echo(
+            f"{summary['queries']} questions, {summary['queries_per_s']} per second, written to {output}"
+        )
+
+
+@app.command()
+def evaluate(
+    index: IndexOption,
+    queries: QueriesOption,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated methods.")
+    ] = "bm25,dense,hipporag1,hipporag2,hippoindex",
+    output: Annotated[Path | None, typer.Option(help="JSON file to write.", show_default=False)] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD:METRIC>=PERCENT",
+            help="Exit with 1 unless met, e.g. hippoindex:recall@5>=70. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure recall of methods on questions with gold passages."""
+    from hippoindex.pipeline.answer import evaluate_queries
+    from hippoindex.pipeline.artifact import write_json
+    from hippoindex.pipeline.display import evaluation_table
+
+    demands = [_parse_demand(demand) for demand in require or ()]
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    report = evaluate_queries(index, queries, names, overrides=overrides or ())
+    if output is not None:
+        write_json(output, report)
+    if as_json:
+        _print_json(report)
+    else:
+        Console().print(evaluation_table(report))
+    _check_demands(report, demands)
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)],
+    phrase: Annotated[str | None, typer.Option(help="Show a phrase: passages, facts, synonyms.")] = None,
+    passage: Annotated[str | None, typer.Option(help="Show a passage: text, phrases, facts.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file and compare its SHA-256.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an index holds."""
+    from hippoindex.pipeline import display
+    from hippoindex.pipeline.artifact import open_index
+
+    if phrase is not None and passage is not None:
+        raise UsageError("Give --phrase or --passage, not both")
+    opened = open_index(directory)
+    if verify:
+        opened.verify()
+    if phrase is None and passage is None:
+        if as_json:
+            _print_json(opened.manifest.model_dump(mode="json") | {"verified": verify})
+        else:
+            Console().print(display.index_overview(opened))
+        return
+    record = (
+        display.phrase_record(opened, phrase)
+        if phrase is not None
+        else display.passage_record(opened, str(passage))
+    )
+    if as_json:
+        _print_json(record)
+    else:
+        Console().print(display.record_table(record))
+
+
+@app.command()
+def quickstart(
+    output: Annotated[Path, typer.Option(help="Folder for the sample's index.")] = Path("quickstart"),
+    executor: Annotated[ExecutorName, typer.Option(help="Where stages run.")] = ExecutorName.auto,
+) -> None:
+    """Index the bundled sample corpus and answer its questions, with the paths that lead to the answers."""
+    from hippoindex.pipeline.quickstart import run_quickstart
+
+    with resources.as_file(resources.files("hippoindex") / "sample") as sample:
+        run_quickstart(sample, output, executor.value, Console())
+
+
+@models_app.command("fetch")
+def models_fetch(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Models; by default all.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Get the models of the embedded default into the cache, verified against pinned SHA-256 values."""
+    from hippoindex.pipeline.models import fetch_models
+
+    fetched = fetch_models(names or None)
+    if as_json:
+        _print_json([{**model._asdict(), "path": str(model.path)} for model in fetched])
+        return
+    for model in fetched:
+        typer.echo(f"{model.name}: {model.path} ({model.source})")
+
+
+def _parse_demand(text: str) -> tuple[str, str, float]:
+    match = re.fullmatch(r"\s*([^:\s]+):([^>=\s]+)\s*>=\s*([0-9.]+)\s*", text)
+    if match is None:
+        raise UsageError(f"--require {text!r}: expected METHOD:METRIC>=PERCENT, e.g. hippoindex:recall@5>=70")
+    return match[1], match[2], float(match[3])
+
+
+def _check_demands(report: dict[str, Any], demands: list[tuple[str, str, float]]) -> None:
+    missed = []
+    for method, metric, least in demands:
+        value = report["methods"].get(method, {}).get(metric)
+        if not isinstance(value, int | float):
+            raise UsageError(f"--require {method}:{metric}: the report has no such figure")
+        if value < least:
+            missed.append(f"{method} {metric} is {value}, required {least}")
+    if missed:
+        raise ThresholdError("; ".join(missed))
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        app()
+    except HippoIndexError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {_escaped(error)}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _escaped(error: HippoIndexError) -> str:
+    from rich.markup import escape
+
+    return escape(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from hippoindex.cluster.executor import Executor, LocalExecutor, choose_executor
+from hippoindex.cluster.ray_executor import RayExecutor
+from hippoindex.errors import ExecutorError, MissingPackageError, ModelError, UsageError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_module() -> Iterator[ModuleType]:
+    """The module of tasks, importable in this process and in those it starts."""
+    sys.path.insert(0, str(HERE))
+    yield importlib.import_module("executor_workers")
+    sys.path.remove(str(HERE))
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.slow)])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    made: Executor = LocalExecutor(2) if request.param == "local" else RayExecutor(2)
+    with made:
+        yield made
+
+
+@pytest.fixture(params=["here", "processes"])
+def local(request: pytest.FixtureRequest) -> Executor:
+    return LocalExecutor(1 if request.param == "here" else 2)
+
+
+@pytest.fixture
+def factory(workers_module: ModuleType) -> Any:
+    return functools.partial(workers_module.make_worker, "salt")
+
+
+@pytest.fixture
+def make_tasks(tmp_path: Path, workers_module: ModuleType) -> Callable[..., list[Any]]:
+    def make(count: int, do: str = "write", only: int | None = None) -> list[Any]:
+        """Tasks of which all, or the one numbered ``only``, do ``do``."""
+        return [
+            workers_module.FileTask(
+                i, f"/in/{i}.Arrow", str(tmp_path / f"{i}.out"), do if only in (None, i) else "write"
+            )
+            for i in range(count)
+        ]
+
+    return make
+
+
+def run(executor: Executor, factory: Any, tasks: Sequence[Any]) -> list[int]:
+    done: list[int] = []
+    executor.run(factory, tasks, lambda task: done.append(task.index))
+    return done
+
+
+def outputs(tasks: Sequence[Any]) -> list[list[str]]:
+    return [Path(task.output).read_text().split() for task in tasks]
+
+
+def test_every_task_is_done_once_in_other_processes(
+    executor: Executor, factory: Any, make_tasks: Any
+) -> None:
+    tasks = make_tasks(7)
+    assert sorted(run(executor, factory, tasks)) == list(range(7))
+    assert [words[:2] for words in outputs(tasks)] == [["salt", str(i)] for i in range(7)]
+    pids = {words[2] for words in outputs(tasks)}
+    assert str(os.getpid()) not in pids
+    assert len(pids) <= executor.workers
+
+
+def test_no_tasks(executor: Executor, workers_module: ModuleType) -> None:
+    assert run(executor, functools.partial(workers_module.make_no_worker, ""), []) == []
+
+
+def test_a_later_task_may_end_first(executor: Executor, factory: Any, make_tasks: Any) -> None:
+    tasks = make_tasks(4, "last_first")
+    done = run(executor, factory, tasks)
+    assert sorted(done) == [0, 1, 2, 3]
+    assert done != sorted(done)
+    assert [words[1] for words in outputs(tasks)] == ["0", "1", "2", "3"]
+
+
+def test_one_worker_is_made_per_process(
+    executor: Executor, tmp_path: Path, make_tasks: Any, workers_module: ModuleType
+) -> None:
+    tasks = make_tasks(8)
+    run(executor, functools.partial(workers_module.CountedWorker, str(tmp_path)), tasks)
+    made = len(list(tmp_path.glob("made-*")))
+    assert made == len({words[-1] for words in outputs(tasks)}) <= executor.workers
+
+
+def test_workers_have_one_thread_each(
+    executor: Executor, factory: Any, make_tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if executor.name == "local":  # Ray's processes were started before this test
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    tasks = make_tasks(2, "write_environment")
+    run(executor, factory, tasks)
+    assert all(Path(task.output).read_text().startswith("['1', '1', '1']") for task in tasks)
+    if executor.name == "local":
+        assert os.environ["OMP_NUM_THREADS"] == "7"
+        assert "MKL_NUM_THREADS" not in os.environ
+
+
+def test_workers_print_nothing_to_standard_output(
+    executor: Executor, factory: Any, make_tasks: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(executor, factory, make_tasks(3, "print_something"))
+    assert capfd.readouterr().out == ""
+
+
+def test_a_foreign_exception_names_the_shard_and_keeps_the_traceback(
+    executor: Executor, factory: Any, make_tasks: Any
+) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        run(executor, factory, make_tasks(4, "raise_value_error", only=2))
+    assert str(caught.value) == "Could not process shard 2 (/in/2.Arrow): ValueError: seven is not 2"
+    assert "in raise_value_error" in str(caught.value.__cause__)
+
+
+def test_a_missing_package_keeps_its_class_and_message(
+    executor: Executor, factory: Any, make_tasks: Any
+) -> None:
+    with pytest.raises(MissingPackageError) as caught:
+        run(executor, factory, make_tasks(3, "raise_missing_package", only=1))
+    assert str(caught.value) == str(MissingPackageError("antigravity", "--fly", "pip install antigravity"))
+    assert caught.value.package == "antigravity"
+    assert caught.value.__notes__ == ["While processing shard 1 (/in/1.Arrow)."]
+
+
+def test_an_error_with_its_own_init_survives(
+    executor: Executor, factory: Any, make_tasks: Any, workers_module: ModuleType
+) -> None:
+    with pytest.raises(workers_module.OddError) as caught:
+        run(executor, factory, make_tasks(3, "raise_odd", only=1))
+    assert str(caught.value) == "row 1, column text"
+    assert caught.value.row == 1
+    assert "raise_odd" in str(caught.value.__cause__)
+
+
+def test_an_error_that_cannot_travel_is_described(executor: Executor, factory: Any, make_tasks: Any) -> None:
+    with pytest.raises(ExecutorError, match=r"shard 1 .*UnpicklableError: holds an open file"):
+        run(executor, factory, make_tasks(2, "raise_unpicklable", only=1))
+
+
+def test_an_error_while_the_worker_is_made(
+    executor: Executor, make_tasks: Any, workers_module: ModuleType
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        run(executor, functools.partial(workers_module.make_no_worker, ""), make_tasks(3))
+    assert str(caught.value) == "no such model"
+
+
+def test_sys_exit_in_a_worker_does_not_end_the_program(
+    executor: Executor, factory: Any, make_tasks: Any
+) -> None:
+    with pytest.raises(ExecutorError, match=r"shard 0 .*SystemExit: 5"):
+        run(executor, factory, make_tasks(2, "leave", only=0))
+
+
+def test_a_killed_worker_is_reported_with_what_was_in_flight(
+    executor: Executor, factory: Any, make_tasks: Any
+) -> None:
+    tasks = make_tasks(6, "die", only=1)
+    started = time.monotonic()
+    with pytest.raises(ExecutorError, match="A worker process was ") as caught:
+        run(executor, factory, tasks)
+    assert time.monotonic() - started < 60
+    assert "shard 1 (/in/1.Arrow)" in str(caught.value)
+    assert "fewer workers" in str(caught.value)
+    assert "smaller shards" in str(caught.value)
+
+
+def test_the_executor_works_after_failures(executor: Executor, factory: Any, make_tasks: Any) -> None:
+    with pytest.raises(ExecutorError):
+        run(executor, factory, make_tasks(2, "raise_value_error"))
+    assert sorted(run(executor, factory, make_tasks(3))) == [0, 1, 2]
+
+
+def test_a_failing_callback_stops_the_run(executor: Executor, factory: Any, make_tasks: Any) -> None:
+    def stop(_task: Any) -> None:
+        raise LookupError("the ledger is gone")
+
+    with pytest.raises(LookupError, match="the ledger is gone"):
+        executor.run(factory, make_tasks(3), stop)
+    if executor.name == "local":
+        assert worker_processes(os.getpid()) == []
+
+
+def test_what_cannot_be_pickled_is_refused(executor: Executor, make_tasks: Any) -> None:
+    handle = sys.stdout.buffer
+
+    def make_worker() -> Any:
+        return lambda _task: handle.flush()
+
+    with pytest.raises(UsageError, match="The worker factory cannot be sent to worker processes"):
+        run(executor, make_worker, make_tasks(2))
+
+
+def test_a_killed_local_worker_is_named_with_its_signal(factory: Any, make_tasks: Any) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        run(LocalExecutor(2), factory, make_tasks(2, "die", only=1))
+    message = str(caught.value)
+    assert "was killed by SIGKILL (memory may have run out) while processing shard 1 (/in/1.Arrow)" in message
+    assert worker_processes(os.getpid()) == []
+
+
+@pytest.mark.parametrize(("workers", "count"), [(1, 3), (4, 1)])
+def test_one_worker_or_one_task_stays_in_this_process(
+    workers: int, count: int, factory: Any, make_tasks: Any
+) -> None:
+    tasks = make_tasks(count)
+    assert run(LocalExecutor(workers), factory, tasks) == list(range(count))
+    assert {words[2] for words in outputs(tasks)} == {str(os.getpid())}
+
+
+def test_errors_in_this_process_are_the_same(factory: Any, make_tasks: Any) -> None:
+    with pytest.raises(
+        ExecutorError, match=r"^Could not process shard 0 \(/in/0.Arrow\): ValueError"
+    ) as caught:
+        run(LocalExecutor(1), factory, make_tasks(2, "raise_value_error"))
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(MissingPackageError, match="--fly needs the package 'antigravity'"):
+        run(LocalExecutor(1), factory, make_tasks(2, "raise_missing_package"))
+
+
+class Counted(Sequence[Any]):
+    """Tasks that keep count of how many have been taken."""
+
+    def __init__(self, tasks: Sequence[Any]) -> None:
+        self.tasks = tasks
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: Any) -> Any:
+        task = self.tasks[index]
+        self.taken += 1
+        return task
+
+
+def test_tasks_in_flight_are_bounded(local: Executor, factory: Any, make_tasks: Any) -> None:
+    tasks = Counted(make_tasks(300))
+    ahead: list[int] = []
+    local.run(factory, tasks, lambda _task: ahead.append(tasks.taken - len(ahead)))
+    assert len(ahead) == 300
+    assert max(ahead) <= local.workers + 1
+
+
+def test_a_missing_ray_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingPackageError, match=r"--executor ray needs .*pip install 'hippoindex\[ray\]'"):
+        choose_executor("ray", address=None, workers=None, passages=10)
+
+
+def test_auto_is_local_without_an_address() -> None:
+    chosen = choose_executor("auto", address=None, workers=3, passages=10)
+    assert (chosen.name, chosen.workers) == ("local", 3)
+    assert choose_executor("local", address=None, workers=None, passages=1).workers >= 1
+
+
+@pytest.mark.slow
+def test_auto_is_ray_with_an_address() -> None:
+    chosen = choose_executor("auto", address="10.0.0.1:6379", workers=3, passages=10)
+    assert (chosen.name, chosen.workers) == ("ray", 3)
+
+
+def test_local_with_an_address_is_refused() -> None:
+    with pytest.raises(UsageError, match="joins no cluster"):
+        choose_executor("local", address="10.0.0.1:6379", workers=None, passages=1)
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_less_than_one_worker_is_refused(workers: int) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        choose_executor("local", address=None, workers=workers, passages=1)
+
+
+SCRIPT = """
+import functools, sys
+sys.path.insert(0, {here!r})
+import executor_workers as w
+from hippoindex.cluster.executor import LocalExecutor
+
+if __name__ == "__main__":
+    tasks = [w.FileTask(i, "in", f"{folder}/{{i}}.out", "sleep_long") for i in range(4)]
+    LocalExecutor(2).run(functools.partial(w.make_worker, ""), tasks, print)
+"""
+
+
+@pytest.fixture
+def busy_program(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A program, leader of its process group, and its two workers, each at a task without end."""
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT.format(here=str(HERE), folder=str(tmp_path)))
+    program = subprocess.Popen(
+        [sys.executable, str(script)], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / f"{i}.out").exists() for i in range(2)):
+        assert time.monotonic() < deadline, "the workers did not start"
+        time.sleep(0.05)
+    workers = worker_processes(program.pid)
+    yield program, workers
+    for process in (psutil.Process(program.pid), *workers) if program.poll() is None else workers:
+        if process.is_running():
+            process.kill()
+    program.communicate()
+
+
+def test_an_interrupt_leaves_no_process(
+    busy_program: tuple[subprocess.Popen[str], list[psutil.Process]],
+) -> None:
+    program, workers = busy_program
+    assert len(workers) == 2
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+    _, stderr = program.communicate(timeout=30)
+    assert program.returncode == -signal.SIGINT
+    assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == 1
+    assert psutil.wait_procs(workers, timeout=5)[1] == []
+
+
+def worker_processes(pid: int) -> list[psutil.Process]:
+    """Spawned workers of a process; the tracker that multiprocessing keeps is none."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
