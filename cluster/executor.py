@@ -13,6 +13,7 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _log = structlog.get_logger(__name__)
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 #: How long a worker without work may take to end before it is killed.
 _EXIT_TIMEOUT_S = 10.0
+#: Shards named in a message.
+_MAX_NAMED = 20
 
 
 class Task(Protocol):
@@ -204,7 +207,7 @@ def _run_here(factory: WorkerFactory[T], tasks: Sequence[T], on_done: Callable[[
         except HippoIndexError as error:
             error.add_note(f"While processing {describe(task)}.")
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _task_error(task, _summary(error)) from error
         on_done(task)
 
@@ -298,10 +301,19 @@ def worker_environment() -> Iterator[None]:
 def _serve(connection: Connection, factory: bytes) -> None:
     """Life of a worker process: process what comes until the other end is closed."""
     os.dup2(2, 1)  # standard output belongs to the program, not to its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     runner = TaskRunner(factory)
-    with contextlib.suppress(EOFError, OSError):  # OSError: the program has died
+    with contextlib.suppress(EOFError):
         while True:
             connection.send(runner(connection.recv_bytes()))
+
+
+def _exit_with_parent() -> None:
+    """End this process in the middle of its task when the program has been killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -376,10 +388,12 @@ def worker_died(how: str, in_flight: Iterable[Task], at: Task | None = None) -> 
         The task of the worker that died, if it is known.
     """
     where = f" while processing {describe(at)}" if at is not None else ""
-    shards = ", ".join(describe(task) for task in sorted(in_flight, key=lambda task: task.index))
+    shards = [describe(task) for task in sorted(in_flight, key=lambda task: task.index)]
+    if len(shards) > _MAX_NAMED:
+        shards = [*shards[:_MAX_NAMED], f"{len(shards) - _MAX_NAMED} more"]
     return ExecutorError(
-        f"A worker process {how}{where}. In flight were: {shards}. If memory ran out, use fewer workers "
-        "(cluster.workers) or smaller shards (cluster.shard_passages, cluster.shard_texts)."
+        f"A worker process {how}{where}. In flight were: {', '.join(shards)}. If memory ran out, use fewer "
+        "workers (cluster.workers) or smaller shards (cluster.shard_passages, cluster.shard_texts)."
     )
 
 

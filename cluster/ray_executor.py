@@ -44,8 +44,6 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 _MAX_TEMPORARY_CHARS = 30
 #: Each block costs Ray some milliseconds; up to so many tasks each is a block of its own.
 _MAX_BLOCKS = 4096
-#: One task is processed while the next waits at the same actor.
-_TASKS_PER_ACTOR = 2
 
 
 class RayExecutor:
@@ -115,8 +113,10 @@ class RayExecutor:
                         raise_failure(task, pickle.loads(failure))  # noqa: S301 - made by our own worker
                     on_done(task)
             except self._ray.exceptions.RayError as error:
-                likely = islice(open_tasks.values(), self.workers * _TASKS_PER_ACTOR)
-                raise worker_died(f"was lost ({type(error).__name__})", likely) from error
+                # Ray does not say at which task the worker was; it hands blocks out in order.
+                in_flight = self.workers * _block_size(len(tasks))
+                lost = islice(open_tasks.values(), in_flight)
+                raise worker_died(f"was lost ({type(error).__name__})", lost) from error
             finally:
                 outcomes.close()
         if open_tasks:
@@ -139,7 +139,8 @@ class RayExecutor:
                 fn_constructor_args=(pickled(factory, "The worker factory", dumps), sys.path),
                 batch_size=1,
                 batch_format="pyarrow",
-                compute=data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=_TASKS_PER_ACTOR),
+                # One at a time, so that no task waits at a busy actor while another is idle.
+                compute=data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
                 num_cpus=1,
                 max_restarts=0,
             )
@@ -198,10 +199,14 @@ def _import_ray() -> ray:
 
 def _blocks(tasks: list[bytes]) -> list[pa.Table]:
     """Cut the tasks into Ray Data blocks; a block is what an actor is given at a time."""
-    size = -(-len(tasks) // _MAX_BLOCKS)
+    size = _block_size(len(tasks))
     positions = pa.array(range(len(tasks)), pa.int64())
     table = pa.table({"position": positions, "task": pa.array(tasks, pa.binary())})
     return [table.slice(start, size) for start in range(0, len(tasks), size)]
+
+
+def _block_size(tasks: int) -> int:
+    return -(-tasks // _MAX_BLOCKS)
 
 
 def _short_temporary_folder() -> str:

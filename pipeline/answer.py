@@ -173,9 +173,13 @@ def open_retriever(index: str | Path, overrides: Iterable[str] = ()) -> Retrieve
 
 
 def read_gold(index: Index, queries: str | Path) -> QuerySet:
-    """Read a query file; gold passages named by title and text are looked up in the index."""
-    columns = (index.passages[name].to_pylist() for name in ("passage_id", "title", "text"))
-    return read_queries(queries, PassageLookup(zip(*columns, strict=True)))
+    """Read a query file; gold passages named by title and text are looked up in the index.
+
+    Of a document that was split its first passage stands in: it is found by its title.
+    """
+    columns = (index.passages[name].to_pylist() for name in ("doc_id", "title", "text"))
+    documents = {row[0]: row for row in reversed(list(zip(*columns, strict=True)))}
+    return read_queries(queries, PassageLookup(documents.values()))
 
 
 def write_answers(answers: Answers, path: Path) -> None:

@@ -183,7 +183,7 @@ def _windows(sizes: Sequence[int], max_tokens: int, overlap_tokens: int) -> Iter
         yield first, end
         if end == len(sizes):
             return
-        # The next chunk must hold the unit at end; it did not fit beside all of this one, so first always rises.
+        # The next chunk must hold the unit at end. It did not fit beside all of this one: first always rises.
         room = min(overlap_tokens, max_tokens - sizes[end])
         first = end
         while sizes[first - 1] <= room:

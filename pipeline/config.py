@@ -120,7 +120,7 @@ class RetrieveConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where the work runs. Only the shard sizes may change the bytes of an index (int8 embedding)."""
+    """Where the work runs, and how large a unit of work is. None of it changes a byte of the index."""
 
     executor: Literal["auto", "local", "ray"] = "auto"
     address: str | None = None
@@ -153,7 +153,7 @@ class Config(Section):
             exclude={
                 "corpus": {"path"},
                 "extract": {"path", "prompts", "base_url", "api_key_env", "concurrency", "timeout_s"},
-                "cluster": {"executor", "address", "workers"},
+                "cluster": True,
                 "output": True,
                 "max_quarantine_rate": True,
             },

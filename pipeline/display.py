@@ -55,16 +55,22 @@ def build_summary(result: BuildResult) -> RenderableType:
 
 def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
     """Return the table of an evaluation: one row per method, recalls in percent."""
-    metrics = ("recall@2", "recall@5", "recall@10", "all_recall@2", "all_recall@5")
+    metrics = {
+        "R@2": "recall@2",
+        "R@5": "recall@5",
+        "R@10": "recall@10",
+        "all@2": "all_recall@2",
+        "all@5": "all_recall@5",
+    }
     table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
     table.add_column("method")
-    for heading in (*metrics, "recall@5 - dense [95 %]", "queries/s"):
-        table.add_column(heading, justify="right")
+    for heading in (*metrics, r"R@5 - dense \[95 %]", "queries/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, row in report["methods"].items():
         mean, low, high = row["delta_recall@5"]
         interval = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-        cells = [f"{row[metric]:.1f}" for metric in metrics]
-        table.add_row(name, *cells, interval.replace("[", r"\["), f"{row['queries_per_s']:,.0f}")
+        cells = [f"{row[metric]:.1f}" for metric in metrics.values()]
+        table.add_row(name, *cells, escape(interval), f"{row['queries_per_s']:,.0f}")
     return table
 
 

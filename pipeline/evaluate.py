@@ -50,7 +50,7 @@ def evaluate(retriever: Retriever, queries: Sequence[Query], methods: Sequence[s
     UsageError
         If a method is unknown.
     """
-    judged = [query for query in queries if query.gold]
+    judged = [query for query in queries if query.gold or query.unresolved_gold]
     if not judged:
         raise InputError("No query names a gold passage: there is nothing to measure")
     gold = Gold(retriever.index, judged)
@@ -103,7 +103,9 @@ class Gold:
         codes = names.indices.to_numpy()
         self._codes = codes.reshape(2, -1)  # passage's own id, its document's id
         number = {name: code for code, name in enumerate(names.dictionary.to_pylist())}
-        self._gold = [[number.get(gold, -1) for gold in dict.fromkeys(query.gold)] for query in queries]
+        self._gold = [
+            [number.get(gold, -1) for gold in query.gold] + [-1] * query.unresolved_gold for query in queries
+        ]
         self.n_gold = sum(map(len, self._gold))
         self.n_missing = sum(codes.count(-1) for codes in self._gold)
         if self.n_missing:

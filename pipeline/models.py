@@ -409,7 +409,8 @@ def _download(url: str, files: Iterable[ModelFile], folder: Path) -> None:
                     response.raise_for_status()
                     _write_verified(response.iter_bytes(_CHUNK_BYTES), file, folder, url)
     except httpx.HTTPError as error:
-        raise ModelError(f"{url}: {str(error).splitlines()[0]}") from error
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise ModelError(f"{url}: {reason}") from error
 
 
 def _from_package(model: _Model, staged: Path, temporary: Path) -> None:

@@ -44,6 +44,9 @@ class Query:
         The answer, then its aliases, each once; empty if the file gives none.
     entities : tuple of str or None
         Named entities of the question, or ``None`` if the file does not give them.
+    unresolved_gold : int
+        Gold passages named by title and text that the lookup does not know: they are in no ``gold``, and
+        count as never found.
     """
 
     query_id: str
@@ -51,6 +54,7 @@ class Query:
     gold: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     entities: tuple[str, ...] | None = None
+    unresolved_gold: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +64,17 @@ class QuerySet:
     Attributes
     ----------
     queries : list of Query
-    unresolved_gold : int
-        Gold passages named by title and text that the lookup does not know. They are in no ``gold``, which
-        makes recall come out too high: report this number beside it.
     source : str
         Name of the file.
     """
 
     queries: list[Query]
-    unresolved_gold: int
     source: str
+
+    @property
+    def unresolved_gold(self) -> int:
+        """Gold passages of all questions that the lookup does not know."""
+        return sum(query.unresolved_gold for query in self.queries)
 
 
 class PassageLookup:
@@ -131,10 +136,9 @@ def read_queries(path: str | Path, passages: PassageLookup | None = None) -> Que
     path = Path(path)
     places: dict[str, int] = {}
     queries: list[Query] = []
-    unresolved_gold = 0
     for position, record in enumerate(_read_records(path)):
         try:
-            query, unresolved = _to_query(record, position, passages)
+            query = _to_query(record, position, passages)
         except RecordError as error:
             raise InputError(f"{path}:{record.line}: {error}") from error
         earlier = places.setdefault(query.query_id, record.line)
@@ -144,10 +148,9 @@ def read_queries(path: str | Path, passages: PassageLookup | None = None) -> Que
                 "every query needs an id of its own"
             )
         queries.append(query)
-        unresolved_gold += unresolved
     if not queries:
         raise InputError(f"{path}: the file holds no questions")
-    return QuerySet(queries, unresolved_gold, path.name)
+    return QuerySet(queries, path.name)
 
 
 def _read_records(path: Path) -> Iterator[Record]:
@@ -156,8 +159,8 @@ def _read_records(path: Path) -> Iterator[Record]:
     return read_json_list(path) if is_list else read_json_lines(path)
 
 
-def _to_query(record: Record, position: int, passages: PassageLookup | None) -> tuple[Query, int]:
-    """Return the query of a record and its number of unresolved gold passages, or raise ``RecordError``."""
+def _to_query(record: Record, position: int, passages: PassageLookup | None) -> Query:
+    """Return the query of a record, or raise ``RecordError``."""
     fields = record.fields
     if fields is None:
         raise RecordError(record.problem)
@@ -166,14 +169,14 @@ def _to_query(record: Record, position: int, passages: PassageLookup | None) -> 
         raise RecordError(f"no question; fields seen: {', '.join(fields)}")
     gold, unresolved = _gold(fields, passages)
     entities = fields.get("named_entities")
-    query = Query(
+    return Query(
         query_id=_query_id(fields, position),
         question=question,
         gold=gold,
         answers=_answers(fields),
         entities=None if entities is None else _strings(entities, "named_entities"),
+        unresolved_gold=unresolved,
     )
-    return query, unresolved
 
 
 def _query_id(fields: Mapping[str, Any], position: int) -> str:

@@ -40,7 +40,8 @@ class OnnxEmbedder:
     path : Path
         Folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors``.
     precision : {"fp32", "int8"}
-        Arithmetic of the linear layers. int8 is about twice as fast; cosine to fp32 is 0.996 on average.
+        Arithmetic of the linear layers. int8 is about twice as fast; the cosine of its vectors to those of
+        fp32 is 0.996 on average and 0.978 at the least (all-MiniLM-L6-v2, phrases and passages of MuSiQue).
     max_tokens : int
         Longer texts are cut to this many tokens, the two special ones included.
     threads : int

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from spacy.lang.en.stop_words import STOP_WORDS
@@ -23,40 +24,110 @@ from hippoindex.pipeline.normalise import unicode_phrase
 #: Label of a run of proper nouns that the entity recogniser passed over.
 NAME = "NAME"
 NAMED_LABELS = frozenset(
-    "PERSON NORP FAC ORG GPE LOC PRODUCT EVENT WORK_OF_ART LAW LANGUAGE".split() + [NAME]
+    {"PERSON", "NORP", "FAC", "ORG", "GPE", "LOC", "PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE", NAME}
 )
 PLACE_LABELS = frozenset({"GPE", "LOC", "FAC"})
 VALUE_LABELS = frozenset({"MONEY", "QUANTITY", "TIME", "PERCENT"})
 
 PROPER_TAGS = frozenset({"NNP", "NNPS"})
 NOMINAL_TAGS = PROPER_TAGS | {"NN", "NNS", "CD"}
+_NAME_TAGS = PROPER_TAGS | {"CD"}
 SUBJECT_DEPS = frozenset({"nsubj", "nsubjpass"})
 BE_FORMS = frozenset({"be", "is", "are", "was", "were", "been", "being", "am", "'s", "’s", "'re", "’re"})
 
 PERSONAL_PRONOUNS = frozenset({"he", "she", "him", "her", "his", "hers", "himself", "herself"})
 THING_PRONOUNS = frozenset({"it", "its", "itself"})
 PLURAL_PRONOUNS = frozenset({"they", "them", "their", "theirs", "themselves"})
+_THIRD_PERSON = PERSONAL_PRONOUNS | THING_PRONOUNS | PLURAL_PRONOUNS
 RELATIVE_PRONOUNS = frozenset({"who", "whom", "which", "that"})
 
 _PRONOUN_TAGS = frozenset({"PRP", "PRP$", "WP", "WP$", "WDT", "EX", "DT"})
 _LEADING = frozenset(
-    "the a an this that these those its his her their our my your some any such several various many most all"
-    " both each every no few more another other certain own".split()
+    {
+        "the",
+        "a",
+        "an",
+        "this",
+        "that",
+        "these",
+        "those",
+        "its",
+        "his",
+        "her",
+        "their",
+        "our",
+        "my",
+        "your",
+        "some",
+        "any",
+        "such",
+        "several",
+        "various",
+        "many",
+        "most",
+        "all",
+        "both",
+        "each",
+        "every",
+        "no",
+        "few",
+        "more",
+        "another",
+        "other",
+        "certain",
+        "own",
+    }
 )
 _ARTICLES = frozenset({"the", "a", "an"})
 _EMPTY_HEADS = frozenset(
-    "such part parts number one ones some many most all each both other others same first own lot kind type"
-    " variety member members case way".split()
+    {
+        "such",
+        "part",
+        "parts",
+        "number",
+        "one",
+        "ones",
+        "some",
+        "many",
+        "most",
+        "all",
+        "each",
+        "both",
+        "other",
+        "others",
+        "same",
+        "first",
+        "own",
+        "lot",
+        "kind",
+        "type",
+        "variety",
+        "member",
+        "members",
+        "case",
+        "way",
+        "name",
+        "time",
+        "times",
+        "place",
+        "year",
+        "years",
+        "day",
+        "days",
+        "thing",
+        "things",
+    }
 )
-_LEADING_TAGS = frozenset({"POS", "_SP", "CC", "IN", "RB", "RBR"})
+_LEADING_TAGS = frozenset({"POS", "_SP", "CC", "IN", "RB", "RBR", "WDT", "WP", "WP$"})
 _TRAILING_TAGS = frozenset({"IN", "CC", "DT", "TO", "POS", "HYPH", "PRP$", "_SP"})
 _KEPT_TRAILING = frozenset({"%", "#"})
 _NOUN_PHRASE_DEPS = frozenset(
-    {"nsubj", "nsubjpass", "dobj", "attr", "oprd", "dative", "pobj", "pcomp", "appos", "poss", "npadvmod", "ROOT"}
+    SUBJECT_DEPS | {"dobj", "attr", "oprd", "dative", "pobj", "pcomp", "appos", "poss", "npadvmod", "ROOT"}
 )
-_TITLE_QUALIFIER = re.compile(r"\s*\([^()]*\)\s*$")
+_TITLE_QUALIFIER = re.compile(r"\s*\(([^()]*)\)\s*$")
 _TITLE_PIECE = re.compile(r"\w+|[^\w\s]")
 _YEAR = re.compile(r"[12]\d{3}")
+_MAX_CLIMB = 6
 _MAX_WORDS = 6
 _KEPT_WORDS = 4
 _MAX_CHARS = 120
@@ -73,6 +144,11 @@ class Phrase(NamedTuple):
     start: int
     end: int
     named: bool
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a single word that is no name: the same node in too many passages."""
+        return not self.named and self.end - self.start == 1
 
 
 class Mention(NamedTuple):
@@ -99,13 +175,18 @@ def is_verb(token: Token) -> bool:
     return token.tag_.startswith("V") and token.dep_ not in {"aux", "auxpass"}
 
 
-def trimmed_range(tokens: list[Token], start: int, end: int) -> tuple[int, int]:
-    """Shrink a range of tokens to a phrase: no leading determiner, no punctuation or preposition at its ends."""
+def trimmed_start(tokens: list[Token], start: int, end: int) -> int:
+    """Move the start of a range past determiners, prepositions, adverbs and punctuation."""
     while start < end and _is_leading(tokens[start]):
         start += 1
+    return start
+
+
+def trimmed_end(tokens: list[Token], start: int, end: int) -> int:
+    """Move the end of a range before prepositions, conjunctions and punctuation."""
     while start < end and _is_trailing(tokens, start, end):
         end -= 1
-    return start, end
+    return end
 
 
 def _is_leading(token: Token) -> bool:
@@ -121,41 +202,43 @@ def _is_trailing(tokens: list[Token], start: int, end: int) -> bool:
     return (token.is_punct and token.text not in _KEPT_TRAILING) or token.tag_ in _TRAILING_TAGS
 
 
+def _is_empty(token: Token) -> bool:
+    """Whether a single word names nothing: "part", "others", "two"."""
+    return token.lower_ in _EMPTY_HEADS or (token.tag_ == "CD" and token.text.isalpha() and token.text.islower())
+
+
 def merged_mentions(tokens: list[Token], spans: Iterable[Span]) -> list[Mention]:
     """Return a document's entities with what the recogniser cut off put back.
 
-    Proper nouns that modify a name from the left belong to it ("Summer" + "Olympics"), then a year ("1920"),
-    and so does a date after a hanging "of" ("Interim Constitution of" + "1993"). Runs of proper nouns
-    without a label become mentions labelled :data:`NAME`.
+    Proper nouns that modify a name from the left belong to it ("Summer" + "Olympics"), so do a year before
+    it ("1920"), a number after it ("Route" + "103"), and a date after a hanging "of" ("Constitution of" +
+    "1993"). Longer runs of proper nouns without a label become mentions labelled :data:`NAME`.
     """
     mentions: list[Mention] = []
     for span in spans:
         label = span.label_
+        if mentions and span.start < mentions[-1].end:
+            continue
         if label in NAMED_LABELS:
             start = _whole_name_start(tokens, span.start, span.end, label, mentions)
-            mentions.append(Mention(start, span.end, label))
+            mentions.append(Mention(start, _whole_name_end(tokens, start, span.end), label))
         elif label == "DATE" and mentions and _ends_in_of(tokens, mentions[-1], span.start):
             mentions[-1] = Mention(mentions[-1].start, span.end, mentions[-1].label)
         elif label == "DATE" or label in VALUE_LABELS:
             mentions.append(Mention(span.start, span.end, label))
-    return _with_unlabelled_names(tokens, mentions)
+    return sorted(mentions + _unlabelled_names(tokens, mentions))
 
 
-def _whole_name_start(
-    tokens: list[Token], start: int, end: int, label: str, mentions: list[Mention]
-) -> int:
+def _whole_name_start(tokens: list[Token], start: int, end: int, label: str, mentions: list[Mention]) -> int:
     """Extend a name to the left; a mention of the year before it is taken out of ``mentions``."""
     if label in {"PERSON", "NORP"}:
         return start
-    first = start
-
-    def modifies(i: int) -> bool:
-        return i >= 0 and first <= tokens[i].head.i < end
-
+    heads = range(start, end)
     free_from = mentions[-1].end if mentions else 0
-    while start > free_from and tokens[start - 1].tag_ in PROPER_TAGS and modifies(start - 1):
+    while start > free_from and tokens[start - 1].tag_ in PROPER_TAGS and tokens[start - 1].head.i in heads:
         start -= 1
-    if not (modifies(start - 1) and _YEAR.fullmatch(tokens[start - 1].text)):
+    year = tokens[start - 1] if start else None
+    if year is None or year.head.i not in heads or not _YEAR.fullmatch(year.text):
         return start
     if start > free_from:
         return start - 1
@@ -164,24 +247,31 @@ def _whole_name_start(
     return start
 
 
+def _whole_name_end(tokens: list[Token], start: int, end: int) -> int:
+    numbered = end < len(tokens) and tokens[end].tag_ == "CD" and start <= tokens[end].head.i < end
+    return end + 1 if numbered else end
+
+
 def _ends_in_of(tokens: list[Token], mention: Mention, following: int) -> bool:
     return mention.end == following and mention.label in NAMED_LABELS and tokens[following - 1].lower_ == "of"
 
 
-def _with_unlabelled_names(tokens: list[Token], mentions: list[Mention]) -> list[Mention]:
+def _unlabelled_names(tokens: list[Token], mentions: list[Mention]) -> list[Mention]:
+    """Return runs of two or more capitalised proper nouns outside of ``mentions``."""
     taken = {i for mention in mentions for i in range(mention.start, mention.end)}
     names: list[Mention] = []
-    start = None
-    for i, token in enumerate(tokens):
-        proper = token.tag_ in PROPER_TAGS and i not in taken
-        if proper and start is None:
-            start = i
-        elif not proper and start is not None:
+    start = 0
+    for i in range(len(tokens) + 1):
+        if i < len(tokens) and _is_capitalised_name(tokens[i]) and i not in taken:
+            continue
+        if i - start > 1:
             names.append(Mention(start, i, NAME))
-            start = None
-    if start is not None:
-        names.append(Mention(start, len(tokens), NAME))
-    return sorted(mentions + names)
+        start = i + 1
+    return names
+
+
+def _is_capitalised_name(token: Token) -> bool:
+    return token.tag_ in PROPER_TAGS and token.text[0].isupper()
 
 
 def noun_chunk_starts(tokens: list[Token]) -> dict[int, int]:
@@ -205,9 +295,10 @@ def _heads_noun_phrase(token: Token, starts: dict[int, int]) -> bool:
 
 
 def _title_pattern(title: str) -> re.Pattern[str]:
-    """Return a pattern for a title in running text: spaces around punctuation and the first letter's case are free.
+    """Return a pattern for a title in running text.
 
-    A title that is one function word ("Them") must have its capital.
+    Spaces around punctuation and the first letter's case are free, but a title that is one function word
+    ("Them") must have its capital.
     """
     words = [r"\s*".join(map(re.escape, _TITLE_PIECE.findall(word))) for word in title.split()]
     pattern = r"(?<!\w)" + r"\s+".join(words) + r"(?!\w)"
@@ -253,6 +344,8 @@ class NounPhrases:
         self._chunk_starts = noun_chunk_starts(self.tokens)
         self._cache: dict[int, Phrase | None] = {}
         self.title = clean_title(title)
+        qualifier = _TITLE_QUALIFIER.search(title)
+        self._qualifier_key = unicode_phrase(qualifier[1]) if qualifier is not None else ""
         self._title_key = unicode_phrase(self.title)
         self._title_at = {i: span for span in self._title_spans() for i in range(*span)}
         self._topic_keys: set[str] = set()
@@ -262,7 +355,8 @@ class NounPhrases:
         if self.topic is None:
             self.topic = self._first_name()
         else:
-            self.other_names = [name for name in (self._lead_name(), self._placeless_title()) if name is not None]
+            names = (self._lead_name(), self._placeless_title())
+            self.other_names = [name for name in names if name is not None]
             self._topic_keys = self._find_topic_keys()
         self._cache.clear()
         self._kinds = self._topic_kinds()
@@ -301,14 +395,39 @@ class NounPhrases:
     def antecedent(self, pronoun: Token) -> Phrase | None:
         """Return what a third-person pronoun stands for.
 
-        It stands for the topic, unless the topic is known to be of the other sort: then "she" is the last
+        A possessive or reflexive stands for the subject of its clause ("the Board chose its chair"). Any
+        other stands for the topic, unless the topic is known to be of the other sort: then "she" is the last
         person named before it, and "it" is left unresolved.
         """
-        if pronoun.lower_ in PERSONAL_PRONOUNS:
+        word = pronoun.lower_
+        if word not in _THIRD_PERSON:
+            return None
+        if pronoun.tag_ == "PRP$" or word.endswith(("self", "selves")):
+            local = self._clause_subject(pronoun)
+            if local is not None:
+                return local
+        if word in PERSONAL_PRONOUNS:
             return self._last_person(pronoun.i) if self.topic_is_person is False else self.topic
-        if pronoun.lower_ in THING_PRONOUNS or pronoun.lower_ in PLURAL_PRONOUNS:
-            return None if self.topic_is_person else self.topic
+        return None if self.topic_is_person else self.topic
+
+    def _clause_subject(self, pronoun: Token) -> Phrase | None:
+        """Return the subject before a pronoun in its clause if it is a name that the pronoun fits."""
+        verb = pronoun.head
+        for _ in range(_MAX_CLIMB):
+            if verb.tag_.startswith("V") or verb.head.i == verb.i:
+                break
+            verb = verb.head
+        for child in self.children[verb.i]:
+            if child.dep_ in SUBJECT_DEPS and child.right_edge.i < pronoun.i and is_nominal(child):
+                phrase = self.phrase(child)
+                return phrase if phrase is not None and phrase.named and self._fits(pronoun, child) else None
         return None
+
+    def _fits(self, pronoun: Token, name: Token) -> bool:
+        mention = self.mention_at.get(name.i)
+        if mention is None or mention.label == NAME or pronoun.lower_ in PLURAL_PRONOUNS:
+            return True
+        return (mention.label == "PERSON") == (pronoun.lower_ in PERSONAL_PRONOUNS)
 
     def _phrase(self, head: Token) -> Phrase | None:
         if head.tag_ in _PRONOUN_TAGS and head.i not in self.mention_at:
@@ -324,6 +443,10 @@ class NounPhrases:
     def description(self, head: Token) -> Phrase | None:
         """Return the phrase of a head that :meth:`phrase` calls by the name that follows it."""
         return self._named_range(*self._range(head))
+
+    def is_chunk_head(self, token: Token) -> bool:
+        """Whether a token heads a base noun phrase, and does not only modify another noun."""
+        return token.i in self._chunk_starts
 
     def is_in_title(self, token: Token) -> bool:
         """Whether a token is part of an occurrence of the title."""
@@ -342,7 +465,7 @@ class NounPhrases:
 
     def _named_range(self, start: int, end: int) -> Phrase | None:
         start, end = self._shortened(*self._trimmed(start, end))
-        if start >= end or (end - start == 1 and self.tokens[start].lower_ in _EMPTY_HEADS):
+        if start >= end or (end - start == 1 and _is_empty(self.tokens[start])):
             return None
         first, last = self.tokens[start], self.tokens[end - 1]
         text = self.text[first.idx : last.idx + len(last)].strip(" ,;:\"“”'‘’`")
@@ -357,12 +480,13 @@ class NounPhrases:
 
     def _trimmed(self, start: int, end: int) -> tuple[int, int]:
         """Trim, but let a name keep a capitalised first word that is no article: "All India Radio"."""
-        first = self.tokens[start] if start < end else None
+        start = self._after_bracket(start, end)
         mention = self.mention_at.get(start)
         opens_name = mention is not None and mention.start == start and mention.label in NAMED_LABELS
-        if first is not None and opens_name and first.text[0].isupper() and first.lower_ not in _ARTICLES:
-            return start, trimmed_range(self.tokens, start + 1, end)[1] if end - start > 1 else end
-        return trimmed_range(self.tokens, self._after_bracket(start, end), end)
+        first = self.tokens[start] if start < end else None
+        if first is None or not opens_name or not first.text[0].isupper() or first.lower_ in _ARTICLES:
+            start = trimmed_start(self.tokens, start, end)
+        return start, trimmed_end(self.tokens, start, end)
 
     def _after_bracket(self, start: int, end: int) -> int:
         """Skip a bracket that was opened before the range: "EPA) official range" -> "official range"."""
@@ -374,7 +498,7 @@ class NounPhrases:
         return start
 
     def _has_name(self, start: int, end: int) -> bool:
-        return any(i in self.mention_at or self.tokens[i].tag_ in PROPER_TAGS | {"CD"} for i in range(start, end))
+        return any(i in self.mention_at or self.tokens[i].tag_ in _NAME_TAGS for i in range(start, end))
 
     def _shortened(self, start: int, end: int) -> tuple[int, int]:
         """Keep the last words of a pile of more than six nouns that is not a name."""
@@ -396,12 +520,13 @@ class NounPhrases:
                 start = max(start, min(child.right_edge.i + 1, head.i))
         if mention is not None:
             end = max(end, mention.end)
-            start = self._name_start(mention, start) if mention.label in NAMED_LABELS else min(start, mention.start)
+            named = mention.label in NAMED_LABELS
+            start = self._name_start(mention, start) if named else min(start, mention.start)
         start = self._without_count(start, head.i)
         return start, self._with_of_name(head, end)
 
     def _name_start(self, mention: Mention, chunk_start: int) -> int:
-        """Cut what stands before a name ("actor" Tom Hanks), save proper nouns that continue it to the left."""
+        """Cut what stands before a name ("actor" Ann Lee), save proper nouns that continue it to the left."""
         start = mention.start
         if mention.label == "PERSON":
             return start
@@ -436,7 +561,7 @@ class NounPhrases:
 
     @cached_property
     def topic_is_person(self) -> bool | None:
-        """Whether the topic is a person, as its first mention is labelled; ``None`` if unknown or doubtful."""
+        """Whether the topic is a person, by its first mention's label; ``None`` if unknown or doubtful."""
         label = self._topic_label()
         if label is None or label == NAME:
             return None
@@ -447,7 +572,7 @@ class NounPhrases:
         return None if pronouns & PERSONAL_PRONOUNS and not names_person else False
 
     def _topic_label(self) -> str | None:
-        """Label of the topic's first mention: of its title, its longer name, or a person's last name alone."""
+        """Label of the topic's first mention: of its title, its longer name, or a part of a person's name."""
         if self._title_at:
             first = next(iter(self._title_at))
             span = self._title_at[first]
@@ -457,9 +582,9 @@ class NounPhrases:
         for i in range(*span):
             if i in self.mention_at:
                 return self.mention_at[i].label
-        last = self._title_key.rpartition(" ")[2]
+        words = self._title_key.split()
         for mention in self.mentions:
-            if mention.label == "PERSON" and last == unicode_phrase(self.tokens[mention.end - 1].text):
+            if mention.label == "PERSON" and unicode_phrase(self.tokens[mention.end - 1].text) in words:
                 return mention.label
         return None
 
@@ -479,7 +604,7 @@ class NounPhrases:
                 yield span.start, span.end
 
     def _first_name(self) -> Phrase | None:
-        """Return the topic of a passage without a title: its first subject that is a name, else its first entity."""
+        """Return the topic of a passage without a title: its first named subject, else its first entity."""
         for token in self.tokens:
             if token.dep_ in SUBJECT_DEPS and token.tag_ in NOMINAL_TAGS:
                 phrase = self._named_range(*self._range(token))
@@ -511,19 +636,20 @@ class NounPhrases:
 
     def _find_topic_keys(self) -> set[str]:
         """Keys of what also means the topic: its other names, and a person's first or last name alone."""
-        names = {unicode_phrase(name.text) for name in self.other_names}
+        names = {self._title_key, *(unicode_phrase(name.text) for name in self.other_names)}
         words = self._title_key.split()
         if self.topic_is_person and len(words) > 1:
             names.update(word for word in (words[0], words[-1]) if len(word) > 2)
         return names
 
     def _topic_kinds(self) -> frozenset[str]:
-        """Return the nouns that say what the topic is: from "X is a journal", and from the title's own words."""
+        """Return the nouns that say what the topic is: of "X is a journal", "X (film)" and "Battle of X"."""
         if not self.title:
             return frozenset()
         words = self._title_key.split()
         kinds = {words[-1]} if len(words) > 1 else set()
-        kinds.update(word for word, following in zip(words, words[1:], strict=False) if following == "of")
+        kinds.update(self._qualifier_key.split()[-1:])
+        kinds.update(word for word, following in pairwise(words) if following == "of")
         for token in next(iter(self.doc.sents), ()):
             if token.dep_ == "attr" and token.tag_ in {"NN", "NNS"} and token.head.lower_ in BE_FORMS:
                 kinds.update(conjunct.lower_ for conjunct in self.conjuncts(token))
@@ -539,25 +665,33 @@ class NounPhrases:
         return not any(child.dep_ in {"prep", "relcl", "acl"} for child in self.children[head.i])
 
 
+def entity_phrases(phrases: NounPhrases) -> Iterator[tuple[Mention, Phrase]]:
+    """Yield the entities worth a node, in order of appearance.
+
+    A date or amount is one if it has a digit or a name in it: "May", not "annually".
+    """
+    for mention in phrases.mentions:
+        phrase = phrases.mention_phrase(mention) if names_something(phrases, mention) else None
+        if phrase is not None:
+            yield mention, phrase
+
+
+def names_something(phrases: NounPhrases, mention: Mention) -> bool:
+    """Whether an entity is a name, or a date or amount that says which one."""
+    if mention.label in NAMED_LABELS:
+        return True
+    tokens = (phrases.tokens[i] for i in range(mention.start, mention.end))
+    return any(token.tag_ in PROPER_TAGS or any(map(str.isdigit, token.text)) for token in tokens)
+
+
 def entities(phrases: NounPhrases) -> list[str]:
     """Return the passage's entities: the title first, then names, dates and amounts in order of appearance.
 
-    Two with the same normalised text are one, and none is there that only says when or how often
-    ("annually").
+    Of several with the same normalised text the first is kept.
     """
     found: dict[str, str] = {}
     if unicode_phrase(phrases.title):
         found[unicode_phrase(phrases.title)] = phrases.title
-    for mention in phrases.mentions:
-        phrase = phrases.mention_phrase(mention) if names_something(phrases, mention) else None
-        if phrase is not None:
-            found.setdefault(unicode_phrase(phrase.text), phrase.text)
+    for _, phrase in entity_phrases(phrases):
+        found.setdefault(unicode_phrase(phrase.text), phrase.text)
     return list(found.values())
-
-
-def names_something(phrases: NounPhrases, mention: Mention) -> bool:
-    """Whether an entity is worth a node. A date is one if it has a number or a name ("May") in it."""
-    if mention.label != "DATE":
-        return True
-    tokens = (phrases.tokens[i] for i in range(mention.start, mention.end))
-    return any(token.tag_ in PROPER_TAGS or any(map(str.isdigit, token.text)) for token in tokens)

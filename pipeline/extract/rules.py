@@ -29,6 +29,7 @@ from hippoindex.pipeline.extract.phrases import (
     NounPhrases,
     Phrase,
     entities,
+    entity_phrases,
     is_nominal,
     is_verb,
     names_something,
@@ -41,6 +42,7 @@ UNUSED_COMPONENTS = ("lemmatizer", "attribute_ruler", "senter")
 _BATCH_PASSAGES = 64
 _MAX_LIFTS = 8
 _OBJECT_DEPS = frozenset({"dobj", "attr", "oprd", "dative"})
+_MODIFIER_DEPS = frozenset({"amod", "compound", "nmod"})
 _PREPOSITION_DEPS = frozenset({"prep", "agent"})
 _INHERITING_DEPS = frozenset({"conj", "xcomp", "advcl", "ccomp"})
 _NESTED_PREPOSITIONS = frozenset({"of", "in", "to", "for", "with", "by", "from", "at", "on"})
@@ -53,13 +55,27 @@ _NON_FINITE_BE = frozenset({"be", "been", "being"})
 _MAX_ACRONYM_CHARS = 10
 
 
+class Subject(NamedTuple):
+    """What a clause is told of. ``role`` is set if the grammatical subject is one bare noun of it.
+
+    "The population of Bonn grew" is told of Bonn, with the role "population".
+    """
+
+    phrase: Phrase
+    role: str = ""
+
+    def predicate(self, text: str) -> str:
+        """Return a predicate that holds for the phrase: "population grew"."""
+        return f"{self.role} {text}" if self.role else text
+
+
 class Clause(NamedTuple):
     """A verb with its subjects; ``objects`` are the heads of its objects, conjuncts included."""
 
     verb: Token
     text: str
     is_copula: bool
-    subjects: list[Phrase]
+    subjects: list[Subject]
     objects: list[Token]
 
 
@@ -109,16 +125,16 @@ class TripleFinder:
 
     def _read_noun_phrase(self, head: Token) -> None:
         children = self._children[head.i]
-        if not children:
+        phrase = self._phrases.phrase(head) if children else None
+        if phrase is None:
             return
-        phrase = self._phrases.phrase(head)
         for child in children:
             rule = _NOUN_RULES.get(child.dep_)
             if rule is not None:
                 rule(self, head, phrase, child)
 
-    def _read_apposition(self, head: Token, phrase: Phrase | None, child: Token) -> None:
-        """"Ann Lee, a Danish painter" -> (Ann Lee, is, Danish painter); "Bath, England" -> located in."""
+    def _read_apposition(self, head: Token, phrase: Phrase, child: Token) -> None:
+        """Read "Ann Lee, a Danish painter" as (Ann Lee, is, Danish painter); of a place, "located in"."""
         if child.i in self._bracketed or child.tag_ == "PRP":
             return
         if self._phrases.close_apposition(head) is not None:
@@ -130,28 +146,28 @@ class TripleFinder:
             self._add(phrase, predicate, self._phrases.phrase(conjunct))
             self._read_nationality(phrase, conjunct)
 
-    def _is_place_after_comma(self, phrase: Phrase | None, child: Token) -> bool:
+    def _is_place_after_comma(self, phrase: Phrase, child: Token) -> bool:
         """Whether an apposition says where something is: "Bath, England", not "Bath, the city"."""
         mention = self._mention(child)
-        if phrase is None or not phrase.named or mention is None or mention.label not in PLACE_LABELS:
+        if not phrase.named or mention is None or mention.label not in PLACE_LABELS:
             return False
         return mention.start == child.left_edge.i and self._tokens[mention.start - 1].text == ","
 
-    def _read_possessor(self, head: Token, phrase: Phrase | None, child: Token) -> None:
-        """"Bell's laboratory", "its laboratory" -> (Bell, has, laboratory); "Bell's wife Ann" -> (Bell, wife, Ann)."""
+    def _read_possessor(self, head: Token, phrase: Phrase, child: Token) -> None:
+        """Read "Bell's new lab" as (Bell, has, new lab), "Bell's wife Ann" as (Bell, wife, Ann)."""
         predicate = "has"
         if self._phrases.close_apposition(head) is not None:
             description = self._phrases.description(head)
             predicate = description.text if description is not None else predicate
         self._add(self._phrases.phrase(child), predicate, phrase)
 
-    def _read_noun_preposition(self, head: Token, phrase: Phrase | None, child: Token) -> None:
-        """"the old bridge over the Elbe" -> (old bridge, over, Elbe)."""
-        if phrase is None or child.lower_ in {"such", "like"} or self._is_said_elsewhere(head, phrase):
+    def _read_noun_preposition(self, head: Token, phrase: Phrase, child: Token) -> None:
+        """Read "the old bridge over the Elbe" as (old bridge, over, Elbe)."""
+        if child.lower_ in {"such", "like"} or self._is_said_elsewhere(head, phrase):
             return
         for predicate, obj in self._objects_of(child):
             other = self._phrases.phrase(obj)
-            if other is not None and (other.start >= phrase.end or other.start < 0):
+            if other is not None and _follows(other, phrase):
                 self._add(phrase, predicate, other)
 
     def _is_said_elsewhere(self, head: Token, phrase: Phrase) -> bool:
@@ -160,48 +176,48 @@ class TripleFinder:
         A bare noun ("city of Bonn") would join all cities of the corpus in one node, and what a clause's
         object is like is told of the clause's subject.
         """
-        if not phrase.named and phrase.end - phrase.start == 1:
+        if phrase.is_bare:
             return True
         told = head.dep_ == "attr" or (head.dep_ == "dobj" and not phrase.named)
         return told and bool(self._subjects(head.head))
 
-    def _read_modifier(self, head: Token, phrase: Phrase | None, child: Token) -> None:
-        """"Polish composer Jan Nowak" -> (Jan Nowak, is, Polish); "Paris fashion show" -> associated with Paris."""
+    def _read_modifier(self, head: Token, phrase: Phrase, child: Token) -> None:
+        """Read "Paris fashion show" as (Paris fashion show, associated with, Paris)."""
         mention, own = self._mention(child), self._mention(head)
         if own is not None and own.label == "PERSON" and child.i < own.start:
             self._read_epithet(phrase, child, mention)
-        elif mention is not None and mention.label in NAMED_LABELS and head.i >= mention.end:
-            if not self._is_nationality_told(head, mention):
-                self._add(phrase, "associated with", self._phrases.mention_phrase(mention))
+        elif self._modifies_as_name(mention, head) and not self._is_nationality_told(head, mention):
+            self._add(phrase, "associated with", self._mention_phrase(mention))
 
-    def _is_nationality_told(self, head: Token, mention: Mention) -> bool:
-        """Whether "a Chilean poet" stands in a copula or apposition, where the person is called Chilean."""
-        if mention.label != "NORP":
-            return False
-        return head.dep_ == "appos" or (head.dep_ == "attr" and bool(self._subjects(head.head)))
-
-    def _read_epithet(self, person: Phrase | None, child: Token, mention: Mention | None) -> None:
-        """"Polish composer Jan Nowak" -> (Jan Nowak, is, Polish), (Jan Nowak, is, composer)."""
+    def _read_epithet(self, person: Phrase, child: Token, mention: Mention | None) -> None:
+        """Read "Polish composer Jan Nowak" as (Jan Nowak, is, Polish), (Jan Nowak, is, composer)."""
         if mention is not None:
-            predicate = "is" if mention.label == "NORP" else "associated with"
-            self._add(person, predicate, self._phrases.mention_phrase(mention))
+            self._add(person, _modifier_predicate(mention), self._mention_phrase(mention))
         elif child.tag_ in {"NN", "NNS"}:
             self._add(person, "is", self._phrases.phrase(child))
             self._read_nationality(person, child)
 
-    def _read_nationality(self, subject: Phrase | None, noun: Token) -> None:
-        """"is a Chilean poet" -> (subject, is, Chilean)."""
+    def _read_nationality(self, subject: Phrase, noun: Token) -> None:
+        """Read the adjective in "is a Chilean poet" as (subject, is, Chilean)."""
         for child in self._children[noun.i]:
             mention = self._mention(child)
-            if child.dep_ in {"amod", "compound", "nmod"} and mention is not None and noun.i >= mention.end:
-                if mention.label in NAMED_LABELS:
-                    predicate = "is" if mention.label == "NORP" else "associated with"
-                    self._add(subject, predicate, self._phrases.mention_phrase(mention))
+            if child.dep_ in _MODIFIER_DEPS and mention is not None and self._modifies_as_name(mention, noun):
+                self._add(subject, _modifier_predicate(mention), self._mention_phrase(mention))
+
+    def _modifies_as_name(self, mention: Mention | None, head: Token) -> bool:
+        """Whether a mention is a name that stands before a head and does not include it."""
+        return mention is not None and mention.label in NAMED_LABELS and head.i >= mention.end
+
+    def _is_nationality_told(self, head: Token, mention: Mention | None) -> bool:
+        """Whether "a Chilean poet" stands in a copula or apposition, where somebody is called Chilean."""
+        if mention is None or mention.label != "NORP":
+            return False
+        return head.dep_ == "appos" or (head.dep_ == "attr" and bool(self._subjects(head.head)))
 
     # Names and dates in brackets
 
     def _name_topic(self) -> None:
-        """"Ada Mary Stone OBE was ..." under the title "Ada Stone" -> (Ada Stone, also known as, ...)."""
+        """Read "Ada Mary Stone was ..." under the title "Ada Stone" as (Ada Stone, also known as, ...)."""
         for name in self._phrases.other_names:
             self._add(self._phrases.topic, "also known as", name)
 
@@ -245,7 +261,7 @@ class TripleFinder:
         return owner if owner is not None and owner.named else None
 
     def _read_dates(self, owner: Phrase, opening: int, dates: list[Mention]) -> None:
-        """"Ann Lee (4 May 1891 – 1960)" -> born, died; "Old Songs (1971)" -> date."""
+        """Read "Ann Lee (4 May 1891 – 1960)" as born and died, "Old Songs (1971)" as date."""
         for mention, predicate in zip(dates, self._date_predicates(owner, opening, dates), strict=False):
             self._bracketed.update(range(mention.start, mention.end))
             self._add(owner, predicate, self._phrases.mention_phrase(mention))
@@ -278,13 +294,13 @@ class TripleFinder:
     def _read_clause(self, verb: Token) -> None:
         if self._phrases.is_in_title(verb):
             return
-        subjects = [p for p in map(self._phrases.phrase, self._subjects(verb)) if p is not None]
+        subjects = [subject for token in self._subjects(verb) for subject in self._told_of(token)]
         if not subjects:
             return
         objects = [
             conjunct
             for child in self._children[verb.i]
-            if child.dep_ in _OBJECT_DEPS and (is_nominal(child) or child.i in self._phrases.mention_at)
+            if child.dep_ in _OBJECT_DEPS and (is_nominal(child) or self._mention(child) is not None)
             for conjunct in self._phrases.conjuncts(child)
         ]
         clause = Clause(verb, self._verb_text(verb), verb.lower_ in BE_FORMS, subjects, objects)
@@ -294,66 +310,75 @@ class TripleFinder:
             if rule is not None:
                 rule(self, clause, child)
 
-    def _read_objects(self, clause: Clause) -> None:
-        """"Ann Lee founded a school" -> (Ann Lee, founded, school)."""
-        if not clause.objects:
-            self._read_gap(clause)
-        for obj in clause.objects:
-            phrase = self._phrases.phrase(obj)
-            if clause.is_copula and self._read_role(clause, phrase):
-                continue
-            for subject in clause.subjects:
-                self._add(subject, clause.text, phrase)
-                self._read_object_prepositions(clause, subject, obj, phrase)
-                if clause.is_copula:
-                    self._read_nationality(subject, obj)
+    def _told_of(self, token: Token) -> list[Subject]:
+        """Return what is meant by a grammatical subject: itself, or the owner of one bare noun."""
+        phrase = self._phrases.phrase(token)
+        if phrase is None:
+            return []
+        owners = self._owners(token) if phrase.is_bare else []
+        if phrase.is_bare and not owners and self._phrases.topic is not None:
+            owners = [self._phrases.topic]
+        return [Subject(owner, phrase.text) for owner in owners] or [Subject(phrase)]
 
-    def _read_object_prepositions(self, clause: Clause, subject: Phrase, obj: Token, phrase: Phrase | None) -> None:
-        """"X is the capital of Y" -> (X, is capital of, Y); "X won a medal in Y" -> (X, won medal in, Y)."""
-        if phrase is not None:
-            name = phrase.text
-        elif obj.lower_ in _PART_NOUNS:
-            name = obj.text
-        else:
-            return
-        for child in self._children[obj.i]:
-            if child.dep_ == "prep":
-                for predicate, other in self._objects_of(child):
-                    target = self._phrases.phrase(other)
-                    if target is not None and (phrase is None or target.start >= phrase.end or target.start < 0):
-                        self._add(subject, f"{clause.text} {name} {predicate}", target)
-
-    def _read_role(self, clause: Clause, value: Phrase | None) -> bool:
-        """"The editor of the Globe is Ann Lee" -> (Globe, editor, Ann Lee); without the of-phrase, the topic's.
-
-        Returns whether nothing is left to say: a role of one word, or one whose owner is named, is no node.
-        """
-        if value is None or not value.named:
-            return False
-        all_told = True
-        for token in self._subjects(clause.verb):
-            role = self._phrases.phrase(token) if is_nominal(token) else None
-            if role is None or role.named:
-                all_told = False
-                continue
-            owners = self._owners(token)
-            for owner in owners or [self._phrases.topic]:
-                self._add(owner, role.text, value)
-            all_told = all_told and (bool(owners) or role.end - role.start == 1)
-        return all_told
-
-    def _owners(self, role: Token) -> list[Phrase]:
-        """What a role is said to belong to: its possessor or its of-phrase."""
+    def _owners(self, noun: Token) -> list[Phrase]:
+        """Return what a noun belongs to: its possessor, or the names in its of-phrase."""
         found: list[Phrase | None] = []
-        for child in self._children[role.i]:
+        for child in self._children[noun.i]:
             if child.dep_ == "poss":
                 found.append(self._phrases.phrase(child))
             elif child.dep_ == "prep" and child.lower_ == "of":
                 found += [self._phrases.phrase(other) for _, other in self._objects_of(child)]
-        return [phrase for phrase in found if phrase is not None]
+        return [phrase for phrase in found if phrase is not None and phrase.named]
+
+    def _read_objects(self, clause: Clause) -> None:
+        """Read "Ann Lee founded a school" as (Ann Lee, founded, school)."""
+        if not clause.objects:
+            self._read_gap(clause)
+        for obj in clause.objects:
+            phrase = self._phrases.phrase(obj)
+            if clause.is_copula and phrase is not None and phrase.named and self._read_role(clause, phrase):
+                continue
+            for subject in clause.subjects:
+                self._add(subject.phrase, subject.predicate(clause.text), phrase)
+                self._read_object_prepositions(clause, subject, obj, phrase)
+                if clause.is_copula and not subject.role:
+                    self._read_nationality(subject.phrase, obj)
+
+    def _read_object_prepositions(
+        self, clause: Clause, subject: Subject, obj: Token, phrase: Phrase | None
+    ) -> None:
+        """Read "Bonn was the capital of Prussia" as (Bonn, was capital of, Prussia)."""
+        if phrase is None and obj.lower_ not in _PART_NOUNS:
+            return
+        text = subject.predicate(f"{clause.text} {obj.text if phrase is None else phrase.text}")
+        for child in self._children[obj.i]:
+            if child.dep_ != "prep":
+                continue
+            for predicate, other in self._objects_of(child):
+                target = self._phrases.phrase(other)
+                if target is not None and (phrase is None or _follows(target, phrase)):
+                    self._add(subject.phrase, f"{text} {predicate}", target)
+
+    def _read_role(self, clause: Clause, value: Phrase) -> bool:
+        """Read "The first editor of the Globe is Ann Lee" as (Globe, first editor, Ann Lee).
+
+        Without an owner the role is the topic's. Returns whether that leaves nothing to say.
+        """
+        told = False
+        for token in self._subjects(clause.verb):
+            role = self._phrases.phrase(token) if is_nominal(token) else None
+            if role is None or role.named or role.is_bare:
+                continue
+            owners = self._owners(token)
+            for owner in owners:
+                self._add(owner, role.text, value)
+            if not owners:
+                self._add(self._phrases.topic, role.text, value)
+            told = told or bool(owners)
+        return told and len(clause.subjects) == 1
 
     def _read_gap(self, clause: Clause) -> None:
-        """"the songs that Ann Lee wrote" -> (Ann Lee, wrote, songs)."""
+        """Read "the songs that Ann Lee wrote" as (Ann Lee, wrote, songs)."""
         verb = clause.verb
         children = self._children[verb.i]
         if verb.dep_ != "relcl" or clause.is_copula or any(c.tag_ == "WRB" for c in children):
@@ -363,39 +388,40 @@ class TripleFinder:
             return
         if any(c.dep_ == "nsubj" for c in children):
             for subject in clause.subjects:
-                self._add(subject, clause.text, self._phrases.phrase(verb.head))
+                self._add(subject.phrase, subject.predicate(clause.text), self._phrases.phrase(verb.head))
 
     def _has_relative(self, preposition: Token) -> bool:
         return any(c.tag_ in {"WDT", "WP"} for c in self._children[preposition.i])
 
     def _read_verb_preposition(self, clause: Clause, child: Token) -> None:
-        """"Ann Lee moved to Rome" -> (Ann Lee, moved to, Rome); with an object: (…, sent letter to, Rome)."""
+        """Read "Ann Lee moved to Rome" as (Ann Lee, moved to, Rome); an object joins the predicate."""
         text = clause.text
         if clause.objects and not clause.is_copula:
             obj = self._phrases.phrase(clause.objects[0])
             text = f"{text} {obj.text}" if obj is not None else text
-        for predicate, token in self._objects_of(child):
+        self._add_prepositions(clause, text, child)
+
+    def _read_adjective(self, clause: Clause, child: Token) -> None:
+        """Read "Ann Lee is famous for Old Songs" as (Ann Lee, is famous for, Old Songs)."""
+        for preposition in self._children[child.i]:
+            if preposition.dep_ == "prep":
+                self._add_prepositions(clause, f"{clause.text} {child.lower_}", preposition)
+
+    def _add_prepositions(self, clause: Clause, text: str, preposition: Token) -> None:
+        for predicate, token in self._objects_of(preposition):
             phrase = self._phrases.phrase(token)
             for subject in clause.subjects:
-                self._add(subject, f"{text} {predicate}", phrase)
+                self._add(subject.phrase, subject.predicate(f"{text} {predicate}"), phrase)
 
     def _read_adverbial_noun(self, clause: Clause, child: Token) -> None:
-        """"Ann Lee died 4 May 1960" -> (Ann Lee, died, 4 May 1960)."""
+        """Read "Ann Lee died 4 May 1960" as (Ann Lee, died, 4 May 1960)."""
         mention = self._mention(child)
         if mention is not None and names_something(self._phrases, mention):
             for subject in clause.subjects:
-                self._add(subject, clause.text, self._phrases.mention_phrase(mention))
-
-    def _read_adjective(self, clause: Clause, child: Token) -> None:
-        """"Ann Lee is famous for Old Songs" -> (Ann Lee, is famous for, Old Songs)."""
-        for preposition in self._children[child.i]:
-            if preposition.dep_ == "prep":
-                for predicate, token in self._objects_of(preposition):
-                    for subject in clause.subjects:
-                        self._add(subject, f"{clause.text} {child.lower_} {predicate}", self._phrases.phrase(token))
+                self._add(subject.phrase, subject.predicate(clause.text), self._mention_phrase(mention))
 
     def _verb_text(self, verb: Token) -> str:
-        """Return the verb with its negation and particle, and the finite auxiliary of a passive: "was not set up"."""
+        """Return the verb with negation, particle and a passive's finite auxiliary: "was not set up"."""
         words = [child for child in self._children[verb.i] if child.dep_ in {"neg", "prt", "auxpass"}]
         kept = [word for word in words if word.lower_ not in _NON_FINITE_BE]
         if not kept:
@@ -410,21 +436,23 @@ class TripleFinder:
         """
         if preposition.i in self._phrases.mention_at:  # "May to July" is one name
             return
+        # "from 1991 to 2002" has an object of its own, "out of Rome" has not.
+        has_object = any(child.dep_ == "pobj" for child in self._children[preposition.i])
         for child in self._children[preposition.i]:
             if child.dep_ == "pobj":
                 nested = list(self._nested_objects(preposition, child))
                 for conjunct in self._phrases.conjuncts(child):
-                    if not (nested and self._is_bare(conjunct)):
+                    if not self._is_bare(conjunct):
                         yield preposition.lower_, conjunct
                 yield from nested
             elif child.dep_ == "prep" and child.i not in self._phrases.mention_at:
                 for inner in self._children[child.i]:
                     if inner.dep_ == "pobj":
-                        yield f"{preposition.lower_} {child.lower_}", inner
+                        yield (child.lower_ if has_object else f"{preposition.lower_} {child.lower_}"), inner
 
     def _is_bare(self, token: Token) -> bool:
         phrase = self._phrases.phrase(token)
-        return phrase is None or (not phrase.named and phrase.end - phrase.start == 1)
+        return phrase is None or phrase.is_bare
 
     def _nested_objects(self, preposition: Token, noun: Token) -> Iterator[tuple[str, Token]]:
         if noun.tag_ not in {"NN", "NNS"} or noun.i in self._phrases.mention_at:
@@ -450,7 +478,7 @@ class TripleFinder:
         return found or self._title_before(verb) or self._inherited_subjects(verb, lifts)
 
     def _inherited_subjects(self, verb: Token, lifts: int) -> list[Token]:
-        """"Ann came and sang", "Ann wanted to sing", "known for singing", "songs sung by Ann"."""
+        """Find Ann in "Ann came and sang", "Ann wanted to sing", "Ann is known for singing"."""
         if lifts <= 0 or verb.head.i == verb.i:
             return []
         above = verb.head
@@ -484,7 +512,7 @@ class TripleFinder:
         return [self._tokens[i]] if i >= 0 and self._phrases.is_in_title(self._tokens[i]) else []
 
     def _described(self, noun: Token, lifts: int) -> list[Token]:
-        """Return what a clause on a noun is about: in "X is a river that ...", X; in "X, a river that ...", X."""
+        """Return what a relative clause is about: X in "X is a river that ..." and "X, a river that ..."."""
         if lifts > 0 and noun.dep_ == "attr" and noun.head.lower_ in BE_FORMS:
             subjects = self._subjects(noun.head, lifts - 1)
             if subjects:
@@ -496,30 +524,22 @@ class TripleFinder:
     # Leftovers
 
     def _tie_leftovers(self) -> None:
-        """Tie every entity that is not an end of a triple to the phrase around it, else to its sentence's subject."""
-        anchor: Phrase | None = None
-        sentence_end = -1
-        for mention in self._phrases.mentions:
-            if mention.label not in NAMED_LABELS and mention.label != "DATE":
-                continue
-            phrase = self._phrases.mention_phrase(mention)
-            if phrase is None or not names_something(self._phrases, mention):
-                continue
-            if mention.start >= sentence_end:
-                sentence = self._tokens[mention.start].sent
-                sentence_end = sentence.end
-                anchor = self._sentence_subject(sentence.start, sentence.end)
+        """Tie an entity that no rule has reached to the phrase around it, else to its sentence's subject."""
+        for mention, phrase in entity_phrases(self._phrases):
             if unicode_phrase(phrase.text) not in self._keys:
-                self._tie(mention, phrase, anchor)
+                self._tie(mention, phrase)
 
-    def _tie(self, mention: Mention, phrase: Phrase, anchor: Phrase | None) -> None:
-        around = self._phrase_over.get(mention.start)
+    def _tie(self, mention: Mention, phrase: Phrase) -> None:
+        sentence = self._tokens[mention.start].sent
+        anchor = self._sentence_subject(sentence.start, sentence.end)
         predicate = "date" if mention.label == "DATE" else "related to"
-        attempts = ((around, "associated with"), (anchor, predicate), (self._phrases.topic, predicate))
-        count = len(self._triples)
-        for subject, relation in attempts:
+        for subject, relation in (
+            (self._phrase_over.get(mention.start), "associated with"),
+            (anchor, predicate),
+            (self._phrases.topic, predicate),
+        ):
             self._add(subject, relation, phrase)
-            if len(self._triples) > count:
+            if unicode_phrase(phrase.text) in self._keys:
                 return
 
     def _sentence_subject(self, start: int, end: int) -> Phrase | None:
@@ -530,11 +550,23 @@ class TripleFinder:
                     return phrase
         return None
 
+    def _mention_phrase(self, mention: Mention | None) -> Phrase | None:
+        return self._phrases.mention_phrase(mention) if mention is not None else None
+
     def _mention(self, token: Token) -> Mention | None:
         return self._phrases.mention_at.get(token.i)
 
 
-NounRule = Callable[[TripleFinder, Token, Phrase | None, Token], None]
+def _follows(phrase: Phrase, other: Phrase) -> bool:
+    """Whether a phrase lies behind another, and not in it; the topic's pronoun is in no place."""
+    return phrase.start >= other.end or phrase.start < 0
+
+
+def _modifier_predicate(mention: Mention) -> str:
+    return "is" if mention.label == "NORP" else "associated with"
+
+
+NounRule = Callable[[TripleFinder, Token, Phrase, Token], None]
 ClauseRule = Callable[[TripleFinder, Clause, Token], None]
 
 _NOUN_RULES: Mapping[str, NounRule] = {
@@ -618,6 +650,5 @@ def _extraction(doc: Doc, title: str) -> Extraction:
 
 
 def _too_long(text: str, limit: int) -> Extraction:
-    return Extraction(
-        error=f"{len(text):,} characters; the parser takes {limit:,}. Split it with chunk.max_tokens", raw=text
-    )
+    reason = f"{len(text):,} characters; the parser takes {limit:,}. Split it with chunk.max_tokens"
+    return Extraction(error=reason, raw=text)

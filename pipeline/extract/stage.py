@@ -105,9 +105,14 @@ def _process(extractor: Extractor, table: pa.Table, max_passage_chars: int) -> S
         Passage(*row) for row in zip(*(table[name].to_pylist() for name in Passage._fields), strict=True)
     ]
     fitting = [passage for passage in passages if _chars(passage) <= max_passage_chars]
+    extractions = iter(extractor.extract(fitting))
     rows: list[Row] = []
-    quarantine = [_too_long(p, max_passage_chars) for p in passages if _chars(p) > max_passage_chars]
-    for passage, extraction in zip(fitting, extractor.extract(fitting), strict=True):
+    quarantine: list[Row] = []
+    for passage in passages:
+        if _chars(passage) > max_passage_chars:
+            quarantine.append(_too_long(passage, max_passage_chars))
+            continue
+        extraction = next(extractions)
         if extraction.error is not None:
             quarantine.append(_quarantine(passage, extraction.error, extraction.raw, "passage"))
             continue

@@ -45,19 +45,18 @@ def write(salt: str, task: FileTask) -> None:
 
 
 def write_environment(_salt: str, task: FileTask) -> None:
-    numpy_first = "numpy" in sys.modules
     threads = [os.environ.get(f"{name}_NUM_THREADS") for name in ("OMP", "OPENBLAS", "MKL")]
-    Path(task.output).write_text(f"{threads} {numpy_first}")
-
-
-def print_something(salt: str, task: FileTask) -> None:
+    Path(task.output).write_text(str(threads))
     print("printed by a worker", flush=True)  # noqa: T201
-    write(salt, task)
 
 
-def last_first(salt: str, task: FileTask) -> None:
-    """Finish later the earlier the task."""
-    time.sleep(max(0.0, 0.6 - 0.2 * task.index))
+def first_after_second(salt: str, task: FileTask) -> None:
+    """Let task 0 end well after task 1."""
+    if task.index == 0:
+        deadline = time.monotonic() + 120
+        while not Path(task.output).with_name("1.out").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(1.0)
     write(salt, task)
 
 
@@ -95,8 +94,7 @@ ACTIONS: dict[str, Callable[[str, FileTask], None]] = {
     for function in (
         write,
         write_environment,
-        print_something,
-        last_first,
+        first_after_second,
         raise_value_error,
         raise_missing_package,
         raise_odd,
@@ -112,15 +110,11 @@ def make_worker(salt: str) -> Callable[[FileTask], None]:
     return functools.partial(process, salt)
 
 
+def make_noted_worker(folder: str) -> Callable[[FileTask], None]:
+    """Make a worker, and leave a file that tells of it."""
+    Path(folder, f"made-{os.getpid()}-{time.monotonic_ns()}").touch()
+    return make_worker("salt")
+
+
 def make_no_worker(_salt: str) -> Callable[[FileTask], None]:
     raise ModelError("no such model")
-
-
-class CountedWorker:
-    """Notes in a file of its own that it was made."""
-
-    def __init__(self, folder: str) -> None:
-        Path(folder, f"made-{os.getpid()}-{time.monotonic_ns()}").touch()
-
-    def __call__(self, task: FileTask) -> None:
-        write("", task)

@@ -474,6 +474,7 @@ def test_a_cut_off_gzip_is_refused_after_what_could_be_read(tmp_path):
         ("c.parquet", b"PAR1 but no more", r"not a readable Parquet file"),
         ("c.json", b'{"id": 1}\n{"id": 2}', r"c\.json:2: not valid JSON: Extra data.*corpus\.format=jsonl"),
         ("c.json", b'{"docs": []}', r"expected a JSON list of objects, found an object"),
+        ("c.json", b"[" * 100_000, r"c\.json: not valid JSON"),
         ("c.json", b'["\xff"]', r"not valid UTF-8 \(byte 3\)"),
         ("c.csv", b'id,text\n1,"open', r"c\.csv:2: not valid CSV: unexpected end of data"),
         ("c.csv", b"id,text,id\n1,t,2", r"has a name twice: id, text, id"),

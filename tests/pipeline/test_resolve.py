@@ -21,7 +21,9 @@ names = st.sampled_from(["Mill", "the mill", "Orrin", "orrin", "River", "1,000",
 triples = st.builds(
     lambda s, p, o: {"subject": s, "predicate": p, "object": o}, names, st.sampled_from(["is", "has"]), names
 )
-passages = st.lists(st.tuples(st.lists(names, max_size=4), st.lists(triples, max_size=5)), min_size=1, max_size=8)
+passages = st.lists(
+    st.tuples(st.lists(names, max_size=4), st.lists(triples, max_size=5)), min_size=1, max_size=8
+)
 
 
 def extraction(content: list[tuple[list[str], list[dict[str, str]]]]) -> pa.Table:
@@ -32,7 +34,9 @@ def extraction(content: list[tuple[list[str], list[dict[str, str]]]]) -> pa.Tabl
     return pa.Table.from_pylist(rows, schema=schemas.EXTRACTION)
 
 
-def resolved(table: pa.Table, shard_rows: int = 100, **settings: Any) -> tuple[Resolution, list[dict[str, Any]]]:
+def resolved(
+    table: pa.Table, shard_rows: int = 100, **settings: Any
+) -> tuple[Resolution, list[dict[str, Any]]]:
     process = ResolveStage(GraphConfig(**settings)).open()
     outputs = [process(table.slice(start, shard_rows)) for start in range(0, table.num_rows, shard_rows)]
     quarantine = [row for output in outputs for row in output.quarantine.to_pylist()]
@@ -69,7 +73,9 @@ def test_everything_is_counted_as_a_dictionary_would(content: Any, ner_nodes: bo
     found = {}
     for row, (a, b) in zip(result.facts.to_pylist(), result.fact_ends.tolist(), strict=True):
         found[order[a], row["predicate"], order[b]] = (row["count"], row["passage_ids"])
-    assert found == {fact: (sum(c.values()), sorted(c, key=lambda i: int(i[1:]))) for fact, c in facts.items()}
+    assert found == {
+        fact: (sum(c.values()), sorted(c, key=lambda i: int(i[1:]))) for fact, c in facts.items()
+    }
     assert result.n_triples + rejected == sum(len(extracted) for _, extracted in content)
     assert len(quarantine) == rejected
     assert all(row["kind"] == "triple" and row["row_id"].startswith("p") for row in quarantine)
