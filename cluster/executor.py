@@ -225,7 +225,7 @@ def _run_in_processes(factory: bytes, tasks: Sequence[T], on_done: Callable[[T],
             ready = multiprocessing.connection.wait([process.connection for process in busy])
             for process, task in busy.items():
                 if process.connection in ready:
-                    process.finish(task, in_flight=busy.values())
+                    process.finish(task, in_flight=[p.task for p in pool if p.task is not None])
                     process.give(next(queue, None))
                     on_done(task)
         for process in pool:

@@ -13,6 +13,7 @@ import os
 import pickle
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import warnings
@@ -44,6 +45,8 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 _MAX_TEMPORARY_CHARS = 30
 #: Each block costs Ray some milliseconds; up to so many tasks each is a block of its own.
 _MAX_BLOCKS = 4096
+_CONNECT_TIMEOUT_S = 10.0
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 class RayExecutor:
@@ -154,11 +157,19 @@ class RayExecutor:
     def _connect(self) -> None:
         if self._ray.is_initialized():
             return
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self._address is not None:
-            self._ray.init(address=self._address, **quiet)
-            self._owned.callback(self._ray.shutdown)
-            return
+        try:
+            if self._address is None:
+                self._start()
+            else:
+                _check_reachable(self._address)
+                self._ray.init(address=self._address, **_QUIET)
+        except (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            self._owned.close()
+            what = "start on this machine" if self._address is None else f"join the cluster {self._address}"
+            raise ExecutorError(f"Ray cannot {what}: {error}") from error
+        self._owned.callback(self._ray.shutdown)
+
+    def _start(self) -> None:
         # Ray asks for a token from whoever sends it work. Without this it would keep one in the home folder.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         folder = tempfile.mkdtemp(prefix="hippoindex-", dir=_short_temporary_folder())
@@ -169,9 +180,8 @@ class RayExecutor:
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=folder,
-                **quiet,
+                **_QUIET,
             )
-        self._owned.callback(self._ray.shutdown)
 
 
 class _Actor:
@@ -195,6 +205,13 @@ def _import_ray() -> ray:
     except ImportError as error:
         raise MissingPackageError("ray", "--executor ray", "pip install 'hippoindex[ray]'") from error
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ``OSError`` where nothing listens; Ray itself would go on trying for more than ten minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():  # and not a name that Ray looks up, such as "auto"
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _blocks(tasks: list[bytes]) -> list[pa.Table]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -63,8 +64,8 @@ def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
         "all@5": "all_recall@5",
     }
     table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
-    table.add_column("method")
-    for heading in (*metrics, r"R@5 - dense \[95 %]", "queries/s"):
+    table.add_column("method", no_wrap=True)
+    for heading in (*metrics, r"R@5 - dense \[95 %]", "q/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in report["methods"].items():
         mean, low, high = row["delta_recall@5"]
@@ -80,6 +81,10 @@ def answers_view(answers: Answers) -> RenderableType:
     panels = []
     for number, query in enumerate(answers.queries):
         table = Table(box=None, show_header=False, padding=(0, 1))
+        table.add_column()
+        table.add_column()
+        table.add_column()
+        table.add_column(ratio=1)
         rows, scores = answers.ranking.rows[number].tolist(), answers.ranking.scores[number].tolist()
         for rank, (row, score) in enumerate(zip(rows, scores, strict=True)):
             is_gold = ids[row].as_py() in query.gold
@@ -89,7 +94,7 @@ def answers_view(answers: Answers) -> RenderableType:
             found = answers.explanations[number][rank] if answers.explanations else None
             if found is not None and (is_gold or not query.gold):
                 table.add_row("", "", "", f"[dim]{escape(str(found))}[/]")
-        panels.append(Panel(table, title=escape(query.question), title_align="left"))
+        panels.append(Panel(Group(f"[bold]{escape(query.question)}[/]", table)))
     return Group(*panels)
 
 
@@ -178,9 +183,8 @@ def _synonyms_of(index: Index, phrase_id: int) -> list[str]:
     names = dict(
         zip(index.phrases["phrase_id"].to_pylist(), index.phrases["phrase"].to_pylist(), strict=True)
     )
-    mine = table.filter(
-        pc.or_(pc.equal(table["phrase_id"], phrase_id), pc.equal(table["other_id"], phrase_id))
-    )
+    wanted = pa.scalar(phrase_id, pa.uint64())
+    mine = table.filter(pc.or_(pc.equal(table["phrase_id"], wanted), pc.equal(table["other_id"], wanted)))
     rows = sorted(mine.to_pylist(), key=lambda row: -row["cosine"])
     others = [row["other_id"] if row["phrase_id"] == phrase_id else row["phrase_id"] for row in rows]
     return [f"{names[other]} ({row['cosine']:.2f})" for other, row in zip(others, rows, strict=True)]

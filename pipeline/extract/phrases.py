@@ -27,7 +27,7 @@ NAMED_LABELS = frozenset(
     {"PERSON", "NORP", "FAC", "ORG", "GPE", "LOC", "PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE", NAME}
 )
 PLACE_LABELS = frozenset({"GPE", "LOC", "FAC"})
-VALUE_LABELS = frozenset({"MONEY", "QUANTITY", "TIME", "PERCENT"})
+_KEPT_LABELS = NAMED_LABELS | {"DATE", "MONEY", "QUANTITY", "TIME", "PERCENT"}
 
 PROPER_TAGS = frozenset({"NNP", "NNPS"})
 NOMINAL_TAGS = PROPER_TAGS | {"NN", "NNS", "CD"}
@@ -204,7 +204,9 @@ def _is_trailing(tokens: list[Token], start: int, end: int) -> bool:
 
 def _is_empty(token: Token) -> bool:
     """Whether a single word names nothing: "part", "others", "two"."""
-    return token.lower_ in _EMPTY_HEADS or (token.tag_ == "CD" and token.text.isalpha() and token.text.islower())
+    return token.lower_ in _EMPTY_HEADS or (
+        token.tag_ == "CD" and token.text.isalpha() and token.text.islower()
+    )
 
 
 def merged_mentions(tokens: list[Token], spans: Iterable[Span]) -> list[Mention]:
@@ -212,21 +214,29 @@ def merged_mentions(tokens: list[Token], spans: Iterable[Span]) -> list[Mention]
 
     Proper nouns that modify a name from the left belong to it ("Summer" + "Olympics"), so do a year before
     it ("1920"), a number after it ("Route" + "103"), and a date after a hanging "of" ("Constitution of" +
-    "1993"). Longer runs of proper nouns without a label become mentions labelled :data:`NAME`.
+    "1993"); a day belongs to its month. Longer runs of proper nouns without a label become mentions labelled
+    :data:`NAME`.
     """
+    labelled = [Mention(span.start, span.end, span.label_) for span in spans if span.label_ in _KEPT_LABELS]
     mentions: list[Mention] = []
-    for span in spans:
-        label = span.label_
-        if mentions and span.start < mentions[-1].end:
+    for start, end, label in sorted(labelled + _unlabelled_names(tokens, labelled)):
+        free_from = mentions[-1].end if mentions else 0
+        if start < free_from:
             continue
         if label in NAMED_LABELS:
-            start = _whole_name_start(tokens, span.start, span.end, label, mentions)
-            mentions.append(Mention(start, _whole_name_end(tokens, start, span.end), label))
-        elif label == "DATE" and mentions and _ends_in_of(tokens, mentions[-1], span.start):
-            mentions[-1] = Mention(mentions[-1].start, span.end, mentions[-1].label)
-        elif label == "DATE" or label in VALUE_LABELS:
-            mentions.append(Mention(span.start, span.end, label))
-    return sorted(mentions + _unlabelled_names(tokens, mentions))
+            first = _whole_name_start(tokens, start, end, label, mentions)
+            mentions.append(Mention(first, _whole_name_end(tokens, first, end), label))
+        elif label == "DATE" and mentions and _ends_in_of(tokens, mentions[-1], start):
+            mentions[-1] = Mention(mentions[-1].start, end, mentions[-1].label)
+        elif label == "DATE" and start > free_from and _is_day(tokens[start - 1], tokens[start]):
+            mentions.append(Mention(start - 1, end, label))
+        else:
+            mentions.append(Mention(start, end, label))
+    return mentions
+
+
+def _is_day(day: Token, month: Token) -> bool:
+    return day.text.isdigit() and len(day) <= 2 and month.tag_ in PROPER_TAGS
 
 
 def _whole_name_start(tokens: list[Token], start: int, end: int, label: str, mentions: list[Mention]) -> int:
@@ -361,6 +371,11 @@ class NounPhrases:
         self._cache.clear()
         self._kinds = self._topic_kinds()
 
+    @property
+    def has_title(self) -> bool:
+        """Whether the topic is a title, and not only the first name of the text."""
+        return bool(self._title_key)
+
     # Phrases
 
     def phrase(self, head: Token) -> Phrase | None:
@@ -407,8 +422,14 @@ class NounPhrases:
             if local is not None:
                 return local
         if word in PERSONAL_PRONOUNS:
-            return self._last_person(pronoun.i) if self.topic_is_person is False else self.topic
-        return None if self.topic_is_person else self.topic
+            return (
+                self._last_person(pronoun.i) if self.topic_is_person is False else self._topic_before(pronoun)
+            )
+        return None if self.topic_is_person else self._topic_before(pronoun)
+
+    def _topic_before(self, pronoun: Token) -> Phrase | None:
+        """Return the topic, unless it was read off the text behind the pronoun."""
+        return self.topic if self.topic is not None and self.topic.start < pronoun.i else None
 
     def _clause_subject(self, pronoun: Token) -> Phrase | None:
         """Return the subject before a pronoun in its clause if it is a name that the pronoun fits."""

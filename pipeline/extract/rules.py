@@ -186,7 +186,9 @@ class TripleFinder:
         mention, own = self._mention(child), self._mention(head)
         if own is not None and own.label == "PERSON" and child.i < own.start:
             self._read_epithet(phrase, child, mention)
-        elif self._modifies_as_name(mention, head) and not self._is_nationality_told(head, mention):
+        elif phrase.is_bare or self._is_nationality_told(head, mention):
+            return
+        elif self._modifies_as_name(mention, head):
             self._add(phrase, "associated with", self._mention_phrase(mention))
 
     def _read_epithet(self, person: Phrase, child: Token, mention: Mention | None) -> None:
@@ -311,13 +313,17 @@ class TripleFinder:
                 rule(self, clause, child)
 
     def _told_of(self, token: Token) -> list[Subject]:
-        """Return what is meant by a grammatical subject: itself, or the owner of one bare noun."""
+        """Return what is meant by a grammatical subject: itself, or the owner of one bare noun.
+
+        Under the title "Bonn", "The population grew" is told of Bonn.
+        """
         phrase = self._phrases.phrase(token)
         if phrase is None:
             return []
         owners = self._owners(token) if phrase.is_bare else []
-        if phrase.is_bare and not owners and self._phrases.topic is not None:
-            owners = [self._phrases.topic]
+        topic = self._phrases.topic
+        if phrase.is_bare and not owners and topic is not None and self._phrases.has_title:
+            owners = [topic]
         return [Subject(owner, phrase.text) for owner in owners] or [Subject(phrase)]
 
     def _owners(self, noun: Token) -> list[Phrase]:
@@ -372,7 +378,7 @@ class TripleFinder:
             owners = self._owners(token)
             for owner in owners:
                 self._add(owner, role.text, value)
-            if not owners:
+            if not owners and self._phrases.has_title:
                 self._add(self._phrases.topic, role.text, value)
             told = told or bool(owners)
         return told and len(clause.subjects) == 1
@@ -442,7 +448,7 @@ class TripleFinder:
             if child.dep_ == "pobj":
                 nested = list(self._nested_objects(preposition, child))
                 for conjunct in self._phrases.conjuncts(child):
-                    if not self._is_bare(conjunct):
+                    if not (nested and self._is_bare(conjunct)):
                         yield preposition.lower_, conjunct
                 yield from nested
             elif child.dep_ == "prep" and child.i not in self._phrases.mention_at:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -30,7 +31,8 @@ class Step:
     kind : str
         "phrase" or "passage".
     by : str
-        "seed: ..." for the first step; else the facts, the synonym's cosine, or "mention".
+        "seed: fact ..." or "seed: entity ..." for the first step; else the facts, the synonym's cosine, or
+        "mention".
     """
 
     node: str
@@ -52,7 +54,7 @@ class Explanation:
 
     def __str__(self) -> str:
         first, *rest = self.steps
-        return f"[{first.by}] {first.node}" + "".join(f" --({step.by})--> {step.node}" for step in rest)
+        return f"{first.node} ({first.by})" + "".join(f" --({step.by})--> {step.node}" for step in rest)
 
 
 class Explainer:
@@ -110,7 +112,7 @@ class Explainer:
             more = f" and {len(facts) - 1} more" if len(facts) > 1 else ""
             return f"fact: {fact_text(self._index, int(facts[0]))}{more}"
         ids = self._index.phrases["phrase_id"].to_numpy()
-        low, high = sorted((ids[a], ids[b]))
+        low, high = (pa.scalar(number, pa.uint64()) for number in sorted((ids[a], ids[b])))
         synonyms = self._index.synonyms
         same = pc.and_(pc.equal(synonyms["phrase_id"], low), pc.equal(synonyms["other_id"], high))
         return f"synonym: cosine {synonyms.filter(same)['cosine'][0].as_py():.2f}"

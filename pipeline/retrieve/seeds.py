@@ -38,7 +38,10 @@ def entity_seeds(index: Index, queries: QueryBatch) -> list[Seeds]:
     seeds = []
     for entities, (rows, _) in zip(queries.entities, nearest_phrases(index, queries), strict=True):
         # without any phrase in the index, no entity has a nearest one
-        weights = {int(row): (1.0 / counts[row], entity) for row, entity in zip(rows, entities, strict=False)}
+        weights = {
+            int(row): (1.0 / counts[row], f"entity {entity}")
+            for row, entity in zip(rows, entities, strict=False)
+        }
         seeds.append(_seeds(weights))
     return seeds
 
@@ -73,7 +76,7 @@ def _phrases_of_facts(
             origin.setdefault(phrase, fact)
     means = {phrase: sum(values) / len(values) for phrase, values in weights.items()}
     best = sorted(means, key=lambda phrase: (-means[phrase], phrase))[: config.phrase_top_k]
-    return _seeds({phrase: (means[phrase], fact_text(index, origin[phrase])) for phrase in best})
+    return _seeds({phrase: (means[phrase], f"fact {fact_text(index, origin[phrase])}") for phrase in best})
 
 
 def with_entities(
@@ -93,7 +96,7 @@ def with_entities(
         for entity, row, cosine in zip(entities, rows.tolist(), cosines.tolist(), strict=False):
             weight = cosine / float(index.passage_counts[row])
             if cosine > config.entity_min_cosine and weight > weights.get(row, (0.0, ""))[0]:
-                weights[row] = (weight, entity)
+                weights[row] = (weight, f"entity {entity}")
         joined.append(_seeds(weights))
     return joined
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -258,6 +259,19 @@ def test_auto_is_local_without_an_address() -> None:
 def test_auto_is_ray_with_an_address() -> None:
     chosen = choose_executor("auto", address="10.0.0.1:6379", workers=3, passages=10)
     assert (chosen.name, chosen.workers) == ("ray", 3)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_an_error() -> None:
+    with socket.socket() as listener:  # bound, but not listening
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        code = f"""
+from hippoindex.cluster.ray_executor import RayExecutor
+RayExecutor(address={address!r}).workers
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert f"ExecutorError: Ray cannot join the cluster {address}: [Errno 111]" in done.stderr
 
 
 def test_local_with_an_address_is_refused() -> None:

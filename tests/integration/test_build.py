@@ -241,15 +241,15 @@ def test_a_changed_missing_or_foreign_file_is_found(tmp_path: Path, few: Path) -
 
 
 def test_an_index_without_any_phrase_still_answers(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", passage("", "and so on"), {"id": "b", "text": "or not"})
+    corpus = write_corpus(tmp_path / "c.jsonl", passage("", "grey sky"), {"id": "b", "text": "green field"})
     results = tmp_path / "openie.json"
-    docs = [{"passage": "and so on", "extracted_entities": [], "extracted_triples": []}]
+    docs = [{"passage": "grey sky", "extracted_entities": [], "extracted_triples": []}]
     results.write_text(json.dumps({"docs": docs}))
     result = build(corpus, tmp_path / "index", "extract.engine=import", f"extract.path={results}")
     assert result.manifest.counts.phrases == 0
     from hippoindex.pipeline.answer import answer_queries
 
-    questions = write_corpus(tmp_path / "q.jsonl", {"id": "1", "question": "or not?", "gold": ["b"]})
+    questions = write_corpus(tmp_path / "q.jsonl", {"id": "1", "question": "green field?", "gold": ["b"]})
     for method in ("bm25", "dense", "hipporag1", "hipporag2", "hippoindex"):
         answers = answer_queries(result.path, questions, method=method)
         assert answers.records()[0]["passages"][0]["passage_id"] == "b", method
