@@ -17,19 +17,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from spacy.lang.en.stop_words import STOP_WORDS
-from spacy.tokens import Doc, Span, Token
+from spacy.tokens import Doc, Token
 
+from hippoindex.pipeline.extract.mentions import NAME, NAMED_LABELS, PROPER_TAGS, Mention, merged_mentions
 from hippoindex.pipeline.normalise import unicode_phrase
 
-#: Label of a run of proper nouns that the entity recogniser passed over.
-NAME = "NAME"
-NAMED_LABELS = frozenset(
-    {"PERSON", "NORP", "FAC", "ORG", "GPE", "LOC", "PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE", NAME}
-)
-PLACE_LABELS = frozenset({"GPE", "LOC", "FAC"})
-_KEPT_LABELS = NAMED_LABELS | {"DATE", "MONEY", "QUANTITY", "TIME", "PERCENT"}
-
-PROPER_TAGS = frozenset({"NNP", "NNPS"})
 NOMINAL_TAGS = PROPER_TAGS | {"NN", "NNS", "CD"}
 _NAME_TAGS = PROPER_TAGS | {"CD"}
 SUBJECT_DEPS = frozenset({"nsubj", "nsubjpass"})
@@ -42,83 +34,21 @@ _THIRD_PERSON = PERSONAL_PRONOUNS | THING_PRONOUNS | PLURAL_PRONOUNS
 RELATIVE_PRONOUNS = frozenset({"who", "whom", "which", "that"})
 
 _PRONOUN_TAGS = frozenset({"PRP", "PRP$", "WP", "WP$", "WDT", "EX", "DT"})
-_LEADING = frozenset(
-    {
-        "the",
-        "a",
-        "an",
-        "this",
-        "that",
-        "these",
-        "those",
-        "its",
-        "his",
-        "her",
-        "their",
-        "our",
-        "my",
-        "your",
-        "some",
-        "any",
-        "such",
-        "several",
-        "various",
-        "many",
-        "most",
-        "all",
-        "both",
-        "each",
-        "every",
-        "no",
-        "few",
-        "more",
-        "another",
-        "other",
-        "certain",
-        "own",
-    }
-)
 _ARTICLES = frozenset({"the", "a", "an"})
-_EMPTY_HEADS = frozenset(
-    {
-        "such",
-        "part",
-        "parts",
-        "number",
-        "one",
-        "ones",
-        "some",
-        "many",
-        "most",
-        "all",
-        "each",
-        "both",
-        "other",
-        "others",
-        "same",
-        "first",
-        "own",
-        "lot",
-        "kind",
-        "type",
-        "variety",
-        "member",
-        "members",
-        "case",
-        "way",
-        "name",
-        "time",
-        "times",
-        "place",
-        "year",
-        "years",
-        "day",
-        "days",
-        "thing",
-        "things",
-    }
+_POSSESSIVES = frozenset({"its", "his", "her", "their", "our", "my", "your"})
+_DEMONSTRATIVES = frozenset({"this", "that", "these", "those", "such", "same", "own", "certain"})
+_QUANTIFIERS = frozenset(
+    {"some", "any", "several", "various", "many", "most", "all", "both", "each", "every", "no", "few", "more"}
 )
-_LEADING_TAGS = frozenset({"POS", "_SP", "CC", "IN", "RB", "RBR", "WDT", "WP", "WP$"})
+_OTHERS = frozenset({"other", "another", "others", "one", "ones", "first"})
+_LEADING = _ARTICLES | _POSSESSIVES | _DEMONSTRATIVES | _QUANTIFIERS | {"other", "another"}
+#: Nouns that pass what is said on to their of-phrase: "is part of", "is a member of".
+PART_NOUNS = frozenset({"part", "parts", "one", "some", "member", "members", "type", "kind", "number"})
+_LIGHT_NOUNS = frozenset({"lot", "variety", "case", "way", "name", "place", "thing", "things"})
+_TIME_NOUNS = frozenset({"time", "times", "year", "years", "day", "days"})
+#: Words that, alone, are no phrase.
+_EMPTY = _DEMONSTRATIVES | _QUANTIFIERS | _OTHERS | PART_NOUNS | _LIGHT_NOUNS | _TIME_NOUNS
+_LEADING_TAGS = frozenset({"POS", "_SP", "CC", "IN", "RB", "RBR", "WDT", "WP", "WP$", "WRB"})
 _TRAILING_TAGS = frozenset({"IN", "CC", "DT", "TO", "POS", "HYPH", "PRP$", "_SP"})
 _KEPT_TRAILING = frozenset({"%", "#"})
 _NOUN_PHRASE_DEPS = frozenset(
@@ -126,7 +56,6 @@ _NOUN_PHRASE_DEPS = frozenset(
 )
 _TITLE_QUALIFIER = re.compile(r"\s*\(([^()]*)\)\s*$")
 _TITLE_PIECE = re.compile(r"\w+|[^\w\s]")
-_YEAR = re.compile(r"[12]\d{3}")
 _MAX_CLIMB = 6
 _MAX_WORDS = 6
 _KEPT_WORDS = 4
@@ -149,14 +78,6 @@ class Phrase(NamedTuple):
     def is_bare(self) -> bool:
         """Whether it is a single word that is no name: the same node in too many passages."""
         return not self.named and self.end - self.start == 1
-
-
-class Mention(NamedTuple):
-    """A named entity as a half-open range of tokens."""
-
-    start: int
-    end: int
-    label: str
 
 
 def clean_title(title: str) -> str:
@@ -202,86 +123,13 @@ def _is_trailing(tokens: list[Token], start: int, end: int) -> bool:
     return (token.is_punct and token.text not in _KEPT_TRAILING) or token.tag_ in _TRAILING_TAGS
 
 
+def _is_spelt_out_number(token: Token) -> bool:
+    return token.tag_ == "CD" and token.text.isalpha() and token.text.islower()
+
+
 def _is_empty(token: Token) -> bool:
     """Whether a single word names nothing: "part", "others", "two"."""
-    return token.lower_ in _EMPTY_HEADS or (
-        token.tag_ == "CD" and token.text.isalpha() and token.text.islower()
-    )
-
-
-def merged_mentions(tokens: list[Token], spans: Iterable[Span]) -> list[Mention]:
-    """Return a document's entities with what the recogniser cut off put back.
-
-    Proper nouns that modify a name from the left belong to it ("Summer" + "Olympics"), so do a year before
-    it ("1920"), a number after it ("Route" + "103"), and a date after a hanging "of" ("Constitution of" +
-    "1993"); a day belongs to its month. Longer runs of proper nouns without a label become mentions labelled
-    :data:`NAME`.
-    """
-    labelled = [Mention(span.start, span.end, span.label_) for span in spans if span.label_ in _KEPT_LABELS]
-    mentions: list[Mention] = []
-    for start, end, label in sorted(labelled + _unlabelled_names(tokens, labelled)):
-        free_from = mentions[-1].end if mentions else 0
-        if start < free_from:
-            continue
-        if label in NAMED_LABELS:
-            first = _whole_name_start(tokens, start, end, label, mentions)
-            mentions.append(Mention(first, _whole_name_end(tokens, first, end), label))
-        elif label == "DATE" and mentions and _ends_in_of(tokens, mentions[-1], start):
-            mentions[-1] = Mention(mentions[-1].start, end, mentions[-1].label)
-        elif label == "DATE" and start > free_from and _is_day(tokens[start - 1], tokens[start]):
-            mentions.append(Mention(start - 1, end, label))
-        else:
-            mentions.append(Mention(start, end, label))
-    return mentions
-
-
-def _is_day(day: Token, month: Token) -> bool:
-    return day.text.isdigit() and len(day) <= 2 and month.tag_ in PROPER_TAGS
-
-
-def _whole_name_start(tokens: list[Token], start: int, end: int, label: str, mentions: list[Mention]) -> int:
-    """Extend a name to the left; a mention of the year before it is taken out of ``mentions``."""
-    if label in {"PERSON", "NORP"}:
-        return start
-    heads = range(start, end)
-    free_from = mentions[-1].end if mentions else 0
-    while start > free_from and tokens[start - 1].tag_ in PROPER_TAGS and tokens[start - 1].head.i in heads:
-        start -= 1
-    year = tokens[start - 1] if start else None
-    if year is None or year.head.i not in heads or not _YEAR.fullmatch(year.text):
-        return start
-    if start > free_from:
-        return start - 1
-    if mentions[-1].label == "DATE" and mentions[-1].start == start - 1:
-        return mentions.pop().start
-    return start
-
-
-def _whole_name_end(tokens: list[Token], start: int, end: int) -> int:
-    numbered = end < len(tokens) and tokens[end].tag_ == "CD" and start <= tokens[end].head.i < end
-    return end + 1 if numbered else end
-
-
-def _ends_in_of(tokens: list[Token], mention: Mention, following: int) -> bool:
-    return mention.end == following and mention.label in NAMED_LABELS and tokens[following - 1].lower_ == "of"
-
-
-def _unlabelled_names(tokens: list[Token], mentions: list[Mention]) -> list[Mention]:
-    """Return runs of two or more capitalised proper nouns outside of ``mentions``."""
-    taken = {i for mention in mentions for i in range(mention.start, mention.end)}
-    names: list[Mention] = []
-    start = 0
-    for i in range(len(tokens) + 1):
-        if i < len(tokens) and _is_capitalised_name(tokens[i]) and i not in taken:
-            continue
-        if i - start > 1:
-            names.append(Mention(start, i, NAME))
-        start = i + 1
-    return names
-
-
-def _is_capitalised_name(token: Token) -> bool:
-    return token.tag_ in PROPER_TAGS and token.text[0].isupper()
+    return token.lower_ in _EMPTY or _is_spelt_out_number(token)
 
 
 def noun_chunk_starts(tokens: list[Token]) -> dict[int, int]:
@@ -311,11 +159,15 @@ def _title_pattern(title: str) -> re.Pattern[str]:
     ("Them") must have its capital.
     """
     words = [r"\s*".join(map(re.escape, _TITLE_PIECE.findall(word))) for word in title.split()]
-    pattern = r"(?<!\w)" + r"\s+".join(words) + r"(?!\w)"
+    pattern = r"\s+".join(words)
     first = title[0]
-    if first.lower() == first.upper() or (len(words) == 1 and title.lower() in STOP_WORDS):
-        return re.compile(pattern)
-    return re.compile(pattern.replace(first, f"[{first.upper()}{first.lower()}]", 1))
+    if (
+        first.isalpha()
+        and first.lower() != first.upper()
+        and not (len(words) == 1 and title.lower() in STOP_WORDS)
+    ):
+        pattern = f"[{first.upper()}{first.lower()}]{pattern[1:]}"
+    return re.compile(rf"(?<!\w){pattern}(?!\w)")
 
 
 class NounPhrases:
@@ -368,7 +220,6 @@ class NounPhrases:
             names = (self._lead_name(), self._placeless_title())
             self.other_names = [name for name in names if name is not None]
             self._topic_keys = self._find_topic_keys()
-        self._cache.clear()
         self._kinds = self._topic_kinds()
 
     @property
@@ -421,11 +272,11 @@ class NounPhrases:
             local = self._clause_subject(pronoun)
             if local is not None:
                 return local
-        if word in PERSONAL_PRONOUNS:
-            return (
-                self._last_person(pronoun.i) if self.topic_is_person is False else self._topic_before(pronoun)
-            )
-        return None if self.topic_is_person else self._topic_before(pronoun)
+        if word in PERSONAL_PRONOUNS and self.topic_is_person is False:
+            return self._last_person(pronoun.i)
+        if word not in PERSONAL_PRONOUNS and self.topic_is_person:
+            return None
+        return self._topic_before(pronoun)
 
     def _topic_before(self, pronoun: Token) -> Phrase | None:
         """Return the topic, unless it was read off the text behind the pronoun."""
@@ -559,8 +410,7 @@ class NounPhrases:
         """Drop a spelt-out number that counts: "ten olympiads" -> "olympiads"."""
         while start < head and start not in self.mention_at:
             token = self.tokens[start]
-            counts = token.tag_ == "CD" and token.text.isalpha() and token.text.islower()
-            if not counts and token.lower_ not in _LEADING:
+            if not _is_spelt_out_number(token) and token.lower_ not in _LEADING:
                 break
             start += 1
         return start

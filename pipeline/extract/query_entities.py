@@ -21,6 +21,8 @@ from hippoindex.pipeline.normalise import unicode_phrase
 _BATCH_QUESTIONS = 64
 _QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|„([^“”]+)[“”]|«([^»]+)»|``(.+?)\'\'')
 _JOINERS = frozenset({"of", "the", "and", "de", "&", "for", "in", "'s", "’s", "-", "–", ":", "!", "'"})
+#: Joiners that as often stand between two names as inside one.
+_SEPARATORS = frozenset({"in", "for", "and"})
 #: Tags of words that are capitalised only because they open the question ("Which", "Is", "The", "After").
 _OPENING_TAGS = frozenset({"WP", "WP$", "WDT", "WRB", "MD", "DT", "IN", "TO", "PRP", "PRP$", "PDT", "EX"})
 _EDGES = " '\"?“”‘’`«»„,;:"
@@ -78,7 +80,7 @@ def query_entities(nlp: Language, questions: Sequence[str]) -> list[list[str]]:
 
 def _entities(doc: Doc) -> list[str]:
     phrases = NounPhrases(doc, "")
-    found = [*_mentions(phrases), *_capitalised_runs(phrases.tokens), *_quotations(doc.text)]
+    found = [*_mentions(phrases), *_capitalised_runs(phrases), *_quotations(doc.text)]
     if not found:
         found = list(_noun_phrases(phrases))
     unique: dict[str, str] = {}
@@ -112,11 +114,11 @@ def _quotations(text: str) -> Iterator[tuple[int, str]]:
         yield match.start(), quoted
 
 
-def _capitalised_runs(tokens: list[Token]) -> Iterator[tuple[int, str]]:
+def _capitalised_runs(phrases: NounPhrases) -> Iterator[tuple[int, str]]:
     """Yield runs of capitalised words and years with joining words inside: "Lord of the Flies"."""
     run: list[Token] = []
-    for i, token in enumerate(tokens):
-        if _is_capitalised(token) or (run and _joins(tokens, i)):
+    for i, token in enumerate(phrases.tokens):
+        if _is_capitalised(token) or (run and _joins(phrases, i)):
             run.append(token)
         elif run:
             yield _run_text(run)
@@ -134,16 +136,23 @@ def _is_capitalised(token: Token) -> bool:
     return text[0].isupper()
 
 
-def _joins(tokens: list[Token], i: int) -> bool:
+def _joins(phrases: NounPhrases, i: int) -> bool:
     """Whether a run goes on behind a joining word: with a capital, or with a year after "of"."""
+    tokens = phrases.tokens
     word, following = tokens[i].lower_, i + 1
-    if word not in _JOINERS:
+    if word not in _JOINERS or (word in _SEPARATORS and _is_between_entities(phrases, i)):
         return False
     if word == "of" and following < len(tokens) and tokens[following].lower_ == "the":
         word, following = "the", following + 1
     if following >= len(tokens) or not _is_capitalised(tokens[following]):
         return False
     return word == "of" or tokens[following].text[0].isupper()
+
+
+def _is_between_entities(phrases: NounPhrases, i: int) -> bool:
+    """Whether a word stands between two entities and in neither: "Ann Lee in Rome"."""
+    at = phrases.mention_at
+    return i not in at and i - 1 in at and i + 1 in at
 
 
 def _run_text(run: list[Token]) -> tuple[int, str]:

@@ -18,14 +18,12 @@ from spacy.tokens import Doc, Token
 
 from hippoindex.errors import ModelError
 from hippoindex.pipeline.extract.base import Extraction, Passage, Triple
+from hippoindex.pipeline.extract.mentions import NAME, NAMED_LABELS, PLACE_LABELS, PROPER_TAGS, Mention
 from hippoindex.pipeline.extract.phrases import (
     BE_FORMS,
-    NAMED_LABELS,
-    PLACE_LABELS,
-    PROPER_TAGS,
+    PART_NOUNS,
     RELATIVE_PRONOUNS,
     SUBJECT_DEPS,
-    Mention,
     NounPhrases,
     Phrase,
     entities,
@@ -46,11 +44,10 @@ _MODIFIER_DEPS = frozenset({"amod", "compound", "nmod"})
 _PREPOSITION_DEPS = frozenset({"prep", "agent"})
 _INHERITING_DEPS = frozenset({"conj", "xcomp", "advcl", "ccomp"})
 _NESTED_PREPOSITIONS = frozenset({"of", "in", "to", "for", "with", "by", "from", "at", "on"})
-_PART_NOUNS = frozenset({"part", "one", "member", "members", "type", "kind", "number", "some", "parts"})
 _DASHES = frozenset({"-", "–", "—", "to", "until"})
 _DEATH_WORDS = frozenset({"died", "d.", "†", "death"})
 _BIRTH_WORDS = frozenset({"born", "b.", "*", "birth"})
-_PERSON_LABELS = frozenset({"PERSON", "NAME"})
+_PERSON_LABELS = frozenset({"PERSON", NAME})
 _NON_FINITE_BE = frozenset({"be", "been", "being"})
 _MAX_ACRONYM_CHARS = 10
 
@@ -95,6 +92,8 @@ class TripleFinder:
         self._triples: dict[Triple, None] = {}
         self._keys: set[str] = set()
         self._phrase_over: dict[int, Phrase] = {}
+        #: Tokens inside brackets that have been read as dates or acronyms.
+        self._bracketed: set[int] = set()
 
     def find(self) -> list[Triple]:
         """Return the passage's triples, without duplicates, in order of discovery."""
@@ -137,14 +136,21 @@ class TripleFinder:
         """Read "Ann Lee, a Danish painter" as (Ann Lee, is, Danish painter); of a place, "located in"."""
         if child.i in self._bracketed or child.tag_ == "PRP":
             return
-        if self._phrases.close_apposition(head) is not None:
-            self._add(phrase, "is", self._phrases.description(head))
-            self._read_nationality(phrase, head)
+        if child == self._phrases.close_apposition(head):
+            self._read_close_apposition(head, child)
             return
         predicate = "located in" if self._is_place_after_comma(phrase, child) else "is"
         for conjunct in self._phrases.conjuncts(child):
             self._add(phrase, predicate, self._phrases.phrase(conjunct))
             self._read_nationality(phrase, conjunct)
+
+    def _read_close_apposition(self, head: Token, child: Token) -> None:
+        """Read "the Danish painter Ann Lee" as (Ann Lee, is, Danish painter), (Ann Lee, is, Danish)."""
+        for conjunct in self._phrases.conjuncts(child):
+            name = self._phrases.phrase(conjunct)
+            if name is not None:
+                self._add(name, "is", self._phrases.description(head))
+                self._read_nationality(name, head)
 
     def _is_place_after_comma(self, phrase: Phrase, child: Token) -> bool:
         """Whether an apposition says where something is: "Bath, England", not "Bath, the city"."""
@@ -225,7 +231,6 @@ class TripleFinder:
 
     def _read_brackets(self) -> None:
         """Read what stands in brackets after a name: dates of a life, the year of a work, an acronym."""
-        self._bracketed: set[int] = set()
         opening: int | None = None
         for token in self._tokens:
             if token.text == "(":
@@ -354,7 +359,7 @@ class TripleFinder:
         self, clause: Clause, subject: Subject, obj: Token, phrase: Phrase | None
     ) -> None:
         """Read "Bonn was the capital of Prussia" as (Bonn, was capital of, Prussia)."""
-        if phrase is None and obj.lower_ not in _PART_NOUNS:
+        if phrase is None and obj.lower_ not in PART_NOUNS:
             return
         text = subject.predicate(f"{clause.text} {obj.text if phrase is None else phrase.text}")
         for child in self._children[obj.i]:

@@ -23,7 +23,7 @@ def nearest_phrases(index: Index, queries: QueryBatch) -> list[tuple[NDArray[np.
         if not len(phrases) or not len(vectors):
             found.append((np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)))
             continue
-        cosines = vectors @ phrases.T  # (entities, phrases)
+        cosines = np.clip(vectors @ phrases.T, -1.0, 1.0)  # (entities, phrases)
         rows = cosines.argmax(axis=1)
         found.append((rows, np.take_along_axis(cosines, rows[:, None], axis=1)[:, 0]))
     return found

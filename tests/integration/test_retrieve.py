@@ -1,0 +1,201 @@
+"""Retrieval on the sample index: seeds, walks, paths, and what the graph finds that dense misses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hippoindex.errors import ModelError, UsageError
+from hippoindex.kernels import ppr
+from hippoindex.pipeline.answer import Answers, answer_queries, open_retriever, read_gold
+from hippoindex.pipeline.artifact import Index, Manifest
+from hippoindex.pipeline.queries import Query
+from hippoindex.pipeline.retrieve.base import QueryBatch, Seeds
+from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
+from hippoindex.pipeline.retrieve.explain import Explainer
+from hippoindex.pipeline.retrieve.seeds import entity_seeds, fact_seeds, with_entities
+
+
+@pytest.fixture(scope="module")
+def retriever(sample_index: Path) -> Retriever:
+    return open_retriever(sample_index)
+
+
+@pytest.fixture(scope="module")
+def queries(retriever: Retriever, sample: Path) -> list[Query]:
+    return read_gold(retriever.index, sample / "questions.jsonl").queries
+
+
+@pytest.fixture(scope="module")
+def batch(retriever: Retriever, queries: list[Query]) -> QueryBatch:
+    return retriever.encode(queries)
+
+
+def test_entities_of_the_query_file_are_used_and_others_found(retriever: Retriever) -> None:
+    given = Query("a", "Who built it?", entities=("Tamsin Observatory", "tamsin  observatory"))
+    found = Query("b", "Who founded the Tamsin Observatory?")
+    batch = retriever.encode([given, found, Query("c", "Who built it?", entities=())])
+    assert list(batch.entities[0]) == ["tamsin observatory"]
+    assert any("tamsin observatory" in phrase for phrase in batch.entities[1])
+    assert list(batch.entities[2]) == ["who built it"]
+    assert [len(vectors) for vectors in batch.entity_vectors] == [len(names) for names in batch.entities]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_question_is_ranked_the_same_alone_and_among_others(
+    retriever: Retriever, queries: list[Query], batch: QueryBatch, method: str
+) -> None:
+    together = retriever.rank(batch, method, top_k=5)
+    for number in (0, 7):
+        alone = retriever.rank(retriever.encode([queries[number]]), method, top_k=5)
+        assert alone.rows[0].tolist() == together.rows[number].tolist()
+        np.testing.assert_allclose(alone.scores[0], together.scores[number], rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["hipporag1", "hipporag2", "hippoindex"])
+def test_blocks_of_a_small_memory_budget_change_nothing(
+    retriever: Retriever, batch: QueryBatch, method: str
+) -> None:
+    nodes = retriever.index.graph.n_nodes
+    budget = max(2**20, 5 * 4 * 4 * nodes)
+    small = Retriever(retriever.index, retriever.config.model_copy(update={"memory_bytes": budget}))
+    np.testing.assert_array_equal(
+        small.rank(batch, method, top_k=5).rows, retriever.rank(batch, method, top_k=5).rows
+    )
+
+
+def test_hipporag2_is_ppr_of_its_restart_vector(retriever: Retriever, batch: QueryBatch) -> None:
+    index, config = retriever.index, retriever.config
+    ranking = retriever.rank(batch, "hipporag2", top_k=10)
+    seeds = fact_seeds(index, batch, config)
+    cosines = batch.vectors.astype(np.float64) @ index.vectors("passages").astype(np.float64).T
+    for number in range(len(batch)):
+        restart = np.zeros((index.graph.n_nodes, 1))
+        restart[seeds[number].rows, 0] = seeds[number].weights
+        row = cosines[number]
+        restart[index.n_phrases :, 0] = 0.05 * (row - row.min()) / (row.max() - row.min())
+        scores = ppr.reference(index.graph, restart).scores[index.n_phrases :, 0]
+        expected = np.argsort(-scores, kind="stable")[:10]
+        assert ranking.rows[number].tolist() == expected.tolist()
+        np.testing.assert_allclose(ranking.scores[number], scores[expected], rtol=1e-3)
+
+
+def test_fact_seeds_are_those_of_the_paper(retriever: Retriever, batch: QueryBatch) -> None:
+    index, config = retriever.index, retriever.config
+    cosines = batch.vectors.astype(np.float64) @ index.vectors("facts").astype(np.float64).T
+    for number, seeds in enumerate(fact_seeds(index, batch, config)):
+        row = cosines[number]
+        scaled = (row - row.min()) / (row.max() - row.min())
+        weights: dict[int, list[float]] = {}
+        for fact in np.argsort(-scaled, kind="stable")[:5]:
+            for phrase in index.fact_ends[fact]:
+                weights.setdefault(int(phrase), []).append(scaled[fact] / index.passage_counts[phrase])
+        means = {phrase: float(np.mean(values)) for phrase, values in weights.items()}
+        best = sorted(means, key=lambda phrase: -means[phrase])[:5]
+        assert set(seeds.rows.tolist()) == set(best)
+        for phrase, weight in zip(seeds.rows.tolist(), seeds.weights, strict=True):
+            assert weight == pytest.approx(means[phrase], rel=1e-4)
+
+
+def test_entity_seeds_weigh_by_node_specificity(retriever: Retriever, batch: QueryBatch) -> None:
+    index = retriever.index
+    for seeds, vectors in zip(entity_seeds(index, batch), batch.entity_vectors, strict=True):
+        nearest = (vectors @ index.vectors("phrases").astype(np.float32).T).argmax(axis=1)
+        assert seeds.rows.tolist() == sorted(set(nearest.tolist()))
+        np.testing.assert_allclose(seeds.weights, 1 / index.passage_counts[seeds.rows])
+
+
+def test_entities_add_to_the_fact_seeds_above_the_least_cosine(
+    retriever: Retriever, batch: QueryBatch
+) -> None:
+    index, least = retriever.index, 0.9
+    config = retriever.config.model_copy(update={"entity_min_cosine": least})
+    facts = fact_seeds(index, batch, config)
+    phrases = index.vectors("phrases").astype(np.float32)
+    added = 0
+    for number, seeds in enumerate(with_entities(index, batch, facts, config)):
+        expected = dict(zip(facts[number].rows.tolist(), facts[number].weights.tolist(), strict=True))
+        for cosines in batch.entity_vectors[number] @ phrases.T:
+            row = int(cosines.argmax())
+            if cosines[row] > least:
+                weight = min(float(cosines[row]), 1.0) / index.passage_counts[row]
+                expected[row] = max(expected.get(row, 0.0), weight)
+        assert dict(zip(seeds.rows.tolist(), seeds.weights.tolist(), strict=True)) == pytest.approx(expected)
+        added += len(expected) - len(facts[number].rows)
+    assert added > 0
+
+
+def test_without_passage_weight_a_question_without_seeds_is_ranked_by_dense(retriever: Retriever) -> None:
+    lonely = Retriever(
+        retriever.index,
+        retriever.config.model_copy(update={"passage_weight": 0.0, "entity_min_cosine": 1.0}),
+    )
+    batch = lonely.encode([Query("q", "Who founded the Tamsin Observatory?")])
+    ranked = lonely.rank(batch, "hipporag2", top_k=5)
+    assert np.all(np.isfinite(ranked.scores))
+    assert ranked.scores[0, 0] > 0
+
+
+def test_the_path_is_the_most_probable_one(retriever: Retriever) -> None:
+    index, damping = retriever.index, retriever.config.damping
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(index.n_phrases, 3, replace=False))
+    seeds = Seeds(rows, np.array([0.5, 0.3, 0.2]), ["entity a", "entity b", "entity c"])
+    step = damping * index.graph.matrix(np.float64).toarray() / index.graph.degrees[:, None]
+    best = np.zeros(index.graph.n_nodes)
+    best[rows] = seeds.weights
+    for _ in range(index.graph.n_nodes):  # Bellman-Ford on products
+        new = np.maximum(best, (best[:, None] * step).max(axis=0))
+        if np.array_equal(new, best):
+            break
+        best = new
+    passages = np.arange(0, index.n_passages, 7)
+    found = Explainer(index, damping).explain(seeds, passages)
+    for passage, explanation in zip(passages, found, strict=True):
+        assert explanation is not None
+        assert math.isclose(explanation.probability, best[index.n_phrases + passage], rel_tol=1e-4)
+        assert explanation.steps[0].by.startswith("seed: entity ")
+        assert explanation.steps[-1].kind == "passage"
+        assert all(step.by.startswith(("fact: ", "synonym: ", "mention")) for step in explanation.steps[1:])
+
+
+def test_a_question_without_seeds_has_no_path(retriever: Retriever) -> None:
+    none = Seeds(np.empty(0, np.int64), np.empty(0), [])
+    assert Explainer(retriever.index, 0.5).explain(none, np.array([0, 1])) == [None, None]
+
+
+def test_the_graph_finds_a_gold_passage_that_dense_misses(sample_index: Path, sample: Path) -> None:
+    found, dense = (
+        answer_queries(sample_index, sample / "questions.jsonl", method=method, top_k=5)
+        for method in ("hippoindex", "dense")
+    )
+    gained = [
+        query.query_id for n, query in enumerate(found.queries) if missed(dense, n) and not missed(found, n)
+    ]
+    assert gained
+
+
+def missed(answers: Answers, number: int) -> set[str]:
+    rows = answers.ranking.rows[number].tolist()
+    return set(answers.queries[number].gold) - set(
+        answers.index.passages["passage_id"].take(rows).to_pylist()
+    )
+
+
+def test_another_embedding_model_than_the_index_has_is_refused(retriever: Retriever) -> None:
+    content = json.loads((retriever.index.path / "manifest.json").read_text())
+    content["stages"]["embed"]["embedder"] = "0" * 64
+    other = Index(retriever.index.path, Manifest.model_validate(content))
+    with pytest.raises(ModelError, match="their vectors cannot be compared"):
+        Retriever(other)
+
+
+def test_unknown_methods_and_kinds_of_vectors_are_refused(retriever: Retriever, batch: QueryBatch) -> None:
+    with pytest.raises(UsageError, match="There is no method 'magic'"):
+        retriever.rank(batch, "magic")
+    with pytest.raises(UsageError, match="There are no vectors of 'words'"):
+        retriever.index.vectors("words")
