@@ -48,6 +48,7 @@ class Counts(Section):
     quarantined_passages: int
     passages: int
     passages_without_extraction: int
+    passages_without_triples: int
     triples_extracted: int
     triples_rejected: int
     triples: int

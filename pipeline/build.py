@@ -298,6 +298,7 @@ class _Run:
             passages_made=sum(map(count_rows, made)),
             quarantined_passages=_count(quarantine, "passage", "extract"),
             passages=resolution.occurrence.shape[1],
+            passages_without_triples=int(np.sum(triples == 0)),
             passages_without_extraction=int(np.sum((triples == 0) & (entities == 0))),
             triples_extracted=int(triples.sum()) + _count(quarantine, "triple", "extract"),
             triples_rejected=_count(quarantine, "triple"),

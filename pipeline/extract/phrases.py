@@ -11,7 +11,7 @@ add lemmas and coarse tags cost a third of the time and are not loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple

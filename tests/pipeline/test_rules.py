@@ -113,6 +113,11 @@ CONSTRUCTIONS = {
         "",
         {("Clara Voss", "is", "novelist"), ("Clara Voss", "lives in", "Graz")},
     ),
+    "close apposition and another": (
+        "The novelist Clara Voss, a friend of Jan Nowak, lives in Graz.",
+        "",
+        {("Clara Voss", "is", "novelist"), ("Clara Voss", "is", "friend")},
+    ),
     "place after comma": ("Anna Berg lives in Bath, England.", "", {("Bath", "located in", "England")}),
     "possessor": ("Mr. Tanaka visited Norway's oldest church.", "", {("Norway", "has", "oldest church")}),
     "possessor of a name": (
@@ -230,6 +235,7 @@ TOPICS = {
         "was invented in",
         "Sweden",
     ),
+    "title in small letters": ("The wind harp was invented in Rome.", "wind harp", "was invented in", "Rome"),
     "bare noun": ("The population was 330,000 in 2015.", "Bonn", "population was 330,000 in", "2015"),
 }
 
