@@ -7,7 +7,9 @@ and compares the figures with the goals. Exits with 1 if one is missed.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +18,7 @@ from typing import Any
 from common import ROOT, data_folder, write_record
 from rich.console import Console
 
-from hippoindex.pipeline.answer import evaluate_queries
-from hippoindex.pipeline.build import build_index
-from hippoindex.pipeline.config import load_config
 from hippoindex.pipeline.display import evaluation_table
-from hippoindex.pipeline.progress import configure_logging
 
 METHODS = ("bm25", "dense", "hipporag1", "hipporag2", "hippoindex")
 METRICS = ("recall@2", "recall@5", "recall@10", "all_recall@2", "all_recall@5")
@@ -74,7 +72,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
-    configure_logging("warning")
     console = Console()
     results, missed = [], []
     for case in CASES:
@@ -98,20 +95,35 @@ def run(case: Case, work: Path, overrides: list[str]) -> dict[str, Any]:
     output = work / case.name.replace(" ", "-").replace(",", "").lower()
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    settings = [setting.format(data=data_folder()) for setting in case.settings]
-    config = load_config(
-        overrides=settings + overrides, corpus__path=[str(folder / "corpus.jsonl")], output=str(output)
-    )
-    built = build_index(config)
-    report = evaluate_queries(output, folder / "queries.jsonl", METHODS)
+    settings = [setting.format(data=data_folder()) for setting in case.settings] + overrides
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    stats = hippoindex("index", "--corpus", folder / "corpus.jsonl", "--output", output, *chosen)["stats"]
+    asked = ("--queries", folder / "queries.jsonl", "--methods", ",".join(METHODS))
+    report = hippoindex("evaluate", "--index", output, *asked)
     report["index"].pop("path")
     return {
         "name": case.name,
-        "passages_per_s": built.stats["passages_per_s"],
-        "peak_memory_bytes": built.stats["peak_memory_bytes"],
-        "stages": {stage["name"]: round(stage["seconds_s"], 2) for stage in built.stats["stages"]},
+        "passages_per_s": stats["passages_per_s"],
+        "peak_memory_bytes": stats["peak_memory_bytes"],
+        "stages": {stage["name"]: round(stage["seconds_s"], 2) for stage in stats["stages"]},
         **report,
     }
+
+
+def hippoindex(*arguments: object) -> dict[str, Any]:
+    """Run the command line as a user does, and return what it prints as JSON."""
+    command = [
+        sys.executable,
+        "-m",
+        "hippoindex.cli",
+        "--log-level",
+        "warning",
+        *map(str, arguments),
+        "--json",
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
 
 
 def misses(case: Case, result: dict[str, Any]) -> list[str]:

@@ -111,8 +111,10 @@ class RetrieveConfig(Section):
     passage_weight: float = Field(default=0.05, ge=0.0)
     """Weight of the dense passage score in the restart vector (HippoRAG 2: 0.05)."""
     fact_top_k: int = Field(default=5, ge=1)
-    phrase_top_k: int = Field(default=5, ge=1)
+    phrase_top_k: int | None = Field(default=None, ge=1)
+    """Phrases kept of those of the nearest facts; ``None`` is 5 for ``hipporag2``, all for ``hippoindex``."""
     entity_min_cosine: float = Field(default=0.6, ge=-1.0, le=1.0)
+    """``hippoindex``: an entity whose nearest phrase is not above this seeds nothing."""
     tolerance: float = Field(default=1e-6, gt=0.0)
     """L1 error at which PPR stops."""
     memory_bytes: int = Field(default=512 * 2**20, ge=2**20)

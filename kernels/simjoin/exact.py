@@ -79,8 +79,8 @@ def _candidates(
         rows = x[top : top + TILE_ROWS]
         for left in range(top, n, tile_columns):
             products = rows @ x[left : left + tile_columns].T  # (TILE_ROWS, tile_columns)
-            i, j = np.nonzero(products >= floor)
-            i, j = i + top, j + left
+            near = np.flatnonzero(products >= floor)  # on the flat tile: several times faster than np.nonzero
+            i, j = near // products.shape[1] + top, near % products.shape[1] + left
             upper = i < j
             yield i[upper], j[upper]
         if on_progress is not None:

@@ -15,6 +15,8 @@ from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, Seeds, min_ma
 from hippoindex.pipeline.retrieve.baselines import dense, dense_scores
 from hippoindex.pipeline.retrieve.seeds import entity_seeds, fact_seeds, with_entities
 
+HIPPORAG2_PHRASES = 5
+
 
 def hipporag1(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
     """Rank as HippoRAG (NeurIPS 2024): walk the phrase graph from the question's entities.
@@ -43,21 +45,28 @@ def hipporag2(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Rank
     Every passage node restarts with ``passage_weight`` x min-max scaled cosine; passages are ranked by the
     probability of their own node.
     """
-    return _rank_passage_nodes(index, queries, fact_seeds(index, queries, config), config)
+    return _rank_passage_nodes(index, queries, hipporag2_seeds(index, queries, config), config)
+
+
+def hipporag2_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> list[Seeds]:
+    """Return the seeds of :func:`hipporag2`: the best phrases of the nearest facts."""
+    phrase_top_k = config.phrase_top_k or HIPPORAG2_PHRASES
+    return fact_seeds(index, queries, config.fact_top_k, phrase_top_k)
 
 
 def hippoindex(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
-    """Rank as :func:`hipporag2`, seeded with the question's entities too."""
+    """Rank as :func:`hipporag2`, but seeded with all phrases of the nearest facts and with the entities."""
     return _rank_passage_nodes(index, queries, hippoindex_seeds(index, queries, config), config)
 
 
 def hippoindex_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> list[Seeds]:
-    """Return the seeds of :func:`hippoindex`: phrases of the nearest facts, and those of the entities."""
-    return with_entities(index, queries, fact_seeds(index, queries, config), config)
+    """Return the seeds of :func:`hippoindex`: all phrases of the nearest facts, and those of the entities."""
+    seeds = fact_seeds(index, queries, config.fact_top_k, config.phrase_top_k)
+    return with_entities(index, queries, seeds, config)
 
 
 SEEDS: dict[str, Callable[[Index, QueryBatch, RetrieveConfig], list[Seeds]]] = {
-    "hipporag2": fact_seeds,
+    "hipporag2": hipporag2_seeds,
     "hippoindex": hippoindex_seeds,
 }
 

@@ -46,11 +46,12 @@ def entity_seeds(index: Index, queries: QueryBatch) -> list[Seeds]:
     return seeds
 
 
-def fact_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> list[Seeds]:
+def fact_seeds(index: Index, queries: QueryBatch, fact_top_k: int, phrase_top_k: int | None) -> list[Seeds]:
     """Seeds of HippoRAG 2 (ICML 2025, section 3.2) without recognition memory.
 
     The ``fact_top_k`` facts nearest to the question, scores min-max scaled over all facts, give each of their
-    phrases the mean of score / number of passages that hold it; the ``phrase_top_k`` best phrases are kept.
+    phrases the mean of score / number of passages that hold it. The ``phrase_top_k`` best phrases are kept,
+    with ``None`` all of them.
     """
     facts = index.vectors("facts").astype(np.float32)
     if not len(facts):
@@ -58,15 +59,16 @@ def fact_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> lis
     seeds = []
     for start in range(0, len(queries), BLOCK_QUERIES):
         scores = min_max(queries.vectors[start : start + BLOCK_QUERIES] @ facts.T)  # (block, facts)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, : config.fact_top_k]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :fact_top_k]
         seeds += [
-            _phrases_of_facts(index, row[top], top, config) for row, top in zip(scores, best, strict=True)
+            _phrases_of_facts(index, row[top], top, phrase_top_k)
+            for row, top in zip(scores, best, strict=True)
         ]
     return seeds
 
 
 def _phrases_of_facts(
-    index: Index, scores: NDArray[np.floating], facts: NDArray[np.int64], config: RetrieveConfig
+    index: Index, scores: NDArray[np.floating], facts: NDArray[np.int64], kept: int | None
 ) -> Seeds:
     weights: dict[int, list[float]] = defaultdict(list)
     origin: dict[int, int] = {}
@@ -75,7 +77,7 @@ def _phrases_of_facts(
             weights[phrase].append(score / float(index.passage_counts[phrase]))
             origin.setdefault(phrase, fact)
     means = {phrase: sum(values) / len(values) for phrase, values in weights.items()}
-    best = sorted(means, key=lambda phrase: (-means[phrase], phrase))[: config.phrase_top_k]
+    best = sorted(means, key=lambda phrase: (-means[phrase], phrase))[:kept]
     return _seeds({phrase: (means[phrase], f"fact {fact_text(index, origin[phrase])}") for phrase in best})
 
 

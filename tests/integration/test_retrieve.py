@@ -69,9 +69,9 @@ def test_blocks_of_a_small_memory_budget_change_nothing(
 
 
 def test_hipporag2_is_ppr_of_its_restart_vector(retriever: Retriever, batch: QueryBatch) -> None:
-    index, config = retriever.index, retriever.config
+    index = retriever.index
     ranking = retriever.rank(batch, "hipporag2", top_k=10)
-    seeds = fact_seeds(index, batch, config)
+    seeds = fact_seeds(index, batch, 5, 5)
     cosines = batch.vectors.astype(np.float64) @ index.vectors("passages").astype(np.float64).T
     for number in range(len(batch)):
         restart = np.zeros((index.graph.n_nodes, 1))
@@ -85,9 +85,9 @@ def test_hipporag2_is_ppr_of_its_restart_vector(retriever: Retriever, batch: Que
 
 
 def test_fact_seeds_are_those_of_the_paper(retriever: Retriever, batch: QueryBatch) -> None:
-    index, config = retriever.index, retriever.config
+    index = retriever.index
     cosines = batch.vectors.astype(np.float64) @ index.vectors("facts").astype(np.float64).T
-    for number, seeds in enumerate(fact_seeds(index, batch, config)):
+    for number, seeds in enumerate(fact_seeds(index, batch, 5, 5)):
         row = cosines[number]
         scaled = (row - row.min()) / (row.max() - row.min())
         weights: dict[int, list[float]] = {}
@@ -114,7 +114,7 @@ def test_entities_add_to_the_fact_seeds_above_the_least_cosine(
 ) -> None:
     index, least = retriever.index, 0.9
     config = retriever.config.model_copy(update={"entity_min_cosine": least})
-    facts = fact_seeds(index, batch, config)
+    facts = fact_seeds(index, batch, config.fact_top_k, None)
     phrases = index.vectors("phrases").astype(np.float32)
     added = 0
     for number, seeds in enumerate(with_entities(index, batch, facts, config)):
