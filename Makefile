@@ -20,6 +20,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[ray,bench,test,lint]'
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@touch $@ $(VENV)/.base
 
 quickstart: $(VENV)/.base  ## Install, index the sample corpus, answer its questions.

@@ -85,6 +85,7 @@ def main() -> None:
     print(markdown(results))
     if not arguments.only and not arguments.overrides:
         print("record:", write_record("readme_table", results))
+        print("figure:", draw(results, ROOT / "docs" / "recall.svg"))
     for text in missed:
         print("MISSED", text, file=sys.stderr)
     sys.exit(1 if missed else 0)
@@ -164,6 +165,30 @@ def markdown(results: list[dict[str, Any]]) -> str:
         speed = [f"{result['passages_per_s']:.1f}", f"{result['peak_memory_bytes'] / 2**30:.2f}"]
         lines.append(" | ".join([f"| {result['name']}", *counts, *speed]) + " |")
     return "\n".join(lines)
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> Path:
+    """Draw recall@5 of every method on every data set."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "hippoindex", "svg.fonttype": "none", "font.family": "sans-serif"})
+    colours = ("#c9ced6", "#9aa5b1", "#8fb8cc", "#5a97b5", "#1f5f7f")
+    figure, axes = plt.subplots(figsize=(9, 3.4))
+    width = 0.8 / len(METHODS)
+    for position, (method, colour) in enumerate(zip(METHODS, colours, strict=True)):
+        values = [result["methods"][method]["recall@5"] for result in results]
+        places = [number + (position - (len(METHODS) - 1) / 2) * width for number in range(len(results))]
+        bars = axes.bar(places, values, width * 0.92, label=method, color=colour)
+        axes.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
+    axes.set_xticks(
+        range(len(results)), [result["name"].replace(", ", ",\n") for result in results], fontsize=8
+    )
+    axes.set_ylabel("recall@5, percent")
+    axes.set_ylim(0, 100)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(ncols=len(METHODS), frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.12))
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    return path
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ def build_summary(result: BuildResult) -> RenderableType:
     totals.add_row("duplicates dropped", f"{counts.duplicates:,}")
     totals.add_row("passages quarantined", f"{quarantined:,}")
     totals.add_row("triples rejected", f"{counts.triples_rejected:,}")
+    totals.add_row("passages without triples", f"{counts.passages_without_triples:,}")
     totals.add_row("passages without extraction", f"{counts.passages_without_extraction:,}")
     totals.add_row("peak memory", f"{stats['peak_memory_bytes'] / 2**30:.2f} GiB")
     totals.add_row("passages/s, whole run", f"{stats['passages_per_s']:,.1f}")

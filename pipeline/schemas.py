@@ -38,9 +38,10 @@ EXTRACTION = pa.schema(
     ]
 )
 
-#: One row per thing that could not be processed. ``kind`` is ``passage`` (it is not in the index) or
-#: ``triple`` (the passage is in the index, this triple is not). ``source`` and ``line`` (1-based) say where
-#: it was read from, where that is known; ``raw`` is what was read or answered, cut at 2,000 characters.
+#: One row per thing that could not be processed. ``kind`` is ``passage`` (it is not in the index), ``triple``
+#: or ``entity`` (the passage is in the index, this part of its extraction is not). ``source`` and ``line``
+#: (1-based) say where it was read from, where that is known; ``raw`` is what was read or answered, cut at
+#: 2,000 characters.
 QUARANTINE = pa.schema(
     [
         pa.field("stage", pa.string(), nullable=False),

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from spacy.language import Language
 from spacy.tokens import Doc, Token
 
 from hippoindex.errors import InputError
 from hippoindex.pipeline.extract.phrases import NounPhrases, Phrase, is_nominal
-from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import unicode_phrase
 
 _BATCH_QUESTIONS = 64
@@ -28,33 +26,13 @@ _OPENING_TAGS = frozenset({"WP", "WP$", "WDT", "WRB", "MD", "DT", "IN", "TO", "P
 _EDGES = " '\"?“”‘’`«»„,;:"
 
 
-def open_query_nlp(model: str | Path | None = None) -> Language:
-    """Load the spaCy model for :func:`query_entities`.
-
-    Parameters
-    ----------
-    model : str or Path, optional
-        See :func:`hippoindex.pipeline.extract.rules.open_nlp`.
-
-    Returns
-    -------
-    spacy.language.Language
-
-    Raises
-    ------
-    ModelError
-        If the model cannot be used.
-    """
-    return open_nlp(model)
-
-
 def query_entities(nlp: Language, questions: Sequence[str]) -> list[list[str]]:
     """Find the entities that questions ask about.
 
     Parameters
     ----------
     nlp : spacy.language.Language
-        From :func:`open_query_nlp`.
+        From :func:`hippoindex.pipeline.extract.rules.open_nlp`.
     questions : sequence of str
 
     Returns

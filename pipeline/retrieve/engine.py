@@ -16,7 +16,8 @@ from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.config import EmbedConfig, GraphConfig, RetrieveConfig
 from hippoindex.pipeline.embed import embedder_fingerprint, open_embedder
 from hippoindex.pipeline.embed.base import Embedder
-from hippoindex.pipeline.extract.query_entities import open_query_nlp, query_entities
+from hippoindex.pipeline.extract.query_entities import query_entities
+from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
 from hippoindex.pipeline.retrieve.base import Method, QueryBatch, Ranking, Seeds, find_method
@@ -88,7 +89,7 @@ class Retriever:
 
     @cached_property
     def _nlp(self) -> Language:
-        return open_query_nlp(None)
+        return open_nlp(None)
 
     def encode(self, queries: Sequence[Query]) -> QueryBatch:
         """Embed questions and find their entities, unless the query file gave them."""

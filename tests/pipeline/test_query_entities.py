@@ -4,13 +4,14 @@ import pytest
 from spacy.language import Language
 
 from hippoindex.errors import InputError
-from hippoindex.pipeline.extract.query_entities import open_query_nlp, query_entities
+from hippoindex.pipeline.extract.query_entities import query_entities
+from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import unicode_phrase
 
 
 @pytest.fixture(scope="module")
 def nlp() -> Language:
-    return open_query_nlp()
+    return open_nlp(None)
 
 
 def ask(nlp: Language, question: str) -> list[str]:
