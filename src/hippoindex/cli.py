@@ -1,13 +1,14 @@
 """The command line. Every command is a thin layer over ``hippoindex.pipeline``.
 
 Exit codes: 0 done, 1 finished but a threshold was not met, 2 wrong usage or input, 3 the work was stopped by
-something else, 130 interrupted.
+something else, 130 or 143 interrupted by a signal.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from enum import StrEnum
 from importlib import resources
@@ -18,7 +19,7 @@ import typer
 from rich.console import Console
 
 from hippoindex._version import __version__
-from hippoindex.errors import HippoIndexError, ThresholdError, UsageError
+from hippoindex.errors import HippoIndexError, InterruptedRunError, ThresholdError, UsageError
 
 app = typer.Typer(
     help="Turn a corpus of passages into a HippoRAG index, and answer evaluation sets against it.",
@@ -308,13 +309,18 @@ def _print_json(value: Any) -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         app()
     except HippoIndexError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {_escaped(error)}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+
+
+def _interrupt(number: int, _: object) -> None:
+    """End the work by an exception, so that workers are stopped and temporary files removed."""
+    raise InterruptedRunError(number)
 
 
 def _escaped(error: HippoIndexError) -> str:

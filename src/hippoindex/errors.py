@@ -79,6 +79,20 @@ class KernelError(HippoIndexError, ValueError):
     exit_code = 2
 
 
+class InterruptedRunError(HippoIndexError):
+    """The process was asked to stop by a signal.
+
+    Parameters
+    ----------
+    signal_number : int
+        The exit code is 128 more, as a shell has it.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("Interrupted. What was done is kept: run the same command again to go on")
+        self.exit_code = 128 + signal_number
+
+
 class ThresholdError(HippoIndexError):
     """The work finished, but a figure the caller demanded was not reached."""
 

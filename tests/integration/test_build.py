@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import structlog
 
@@ -118,6 +119,30 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     assert done, "the killed run had finished shards"
     assert digests(output) == expected
     assert not work.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_workers_and_leaves_no_half_index(
+    sample: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    output = tmp_path / "index"
+    command = [sys.executable, "-m", "hippoindex.cli", "index", "--corpus", sample / "passages.jsonl"]
+    command += ["--output", output, "--set", "cluster.shard_passages=4", "--workers", "2"]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "index.work").glob("extract/[!.]*.arrow")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Interrupted. What was done is kept" in errors
+    assert "Traceback" not in errors
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["index.work"]
 
 
 def test_what_a_failed_run_did_is_not_done_again(tmp_path: Path) -> None:
