@@ -66,13 +66,13 @@ def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
     }
     table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for heading in (*metrics, r"R@5 - dense \[95 %]", "q/s"):
+    for heading in (*metrics, r"R@5 - dense \[95 %]"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in report["methods"].items():
         mean, low, high = row["delta_recall@5"]
         interval = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
         cells = [f"{row[metric]:.1f}" for metric in metrics.values()]
-        table.add_row(name, *cells, escape(interval), f"{row['queries_per_s']:,.0f}")
+        table.add_row(name, *cells, escape(interval))
     return table
 
 
