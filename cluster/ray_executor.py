@@ -113,7 +113,7 @@ class RayExecutor:
                 for position, failure in outcomes:
                     task = open_tasks.pop(position)
                     if failure is not None:
-                        raise_failure(task, pickle.loads(failure))  # noqa: S301 - made by our own worker
+                        raise_failure(task, self._ray.cloudpickle.loads(failure))
                     on_done(task)
             except self._ray.exceptions.RayError as error:
                 # Ray does not say at which task the worker was; it hands blocks out in order.

@@ -335,9 +335,16 @@ def _find_synonyms(
     vectors: NDArray[np.floating], phrases: list[str], config: SynonymsConfig, advance: Advance
 ) -> Pairs:
     searches = np.array([count_alphanumerics(phrase) >= config.min_alphanumerics for phrase in phrases], bool)
+    done = 0.0
+
+    def on_progress(share: float) -> None:
+        nonlocal done
+        advance((share - done) * len(phrases))
+        done = share
+
+    watched = {"on_progress": on_progress} if config.method == "exact" else {}
     run = simjoin.spec.get(config.method).run
-    pairs: Pairs = run(vectors, config.threshold, config.max_neighbors, searches)
-    advance(len(phrases))
+    pairs: Pairs = run(vectors, config.threshold, config.max_neighbors, searches, **watched)
     return pairs
 
 

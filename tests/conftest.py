@@ -24,3 +24,8 @@ def data_dir() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run fast tests first: what is broken shows early."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
