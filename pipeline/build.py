@@ -1,7 +1,7 @@
 """The main job: read, chunk, extract, resolve, embed, synonyms, graph, publish.
 
 Sharded stages run through an executor; what must see everything at once (numbering, the similarity join, the
-graph) runs here on arrays. The index is assembled under a temporary name and appears whole.
+graph) runs here on arrays. The index is assembled in the work folder and appears whole.
 """
 
 from __future__ import annotations
@@ -78,15 +78,18 @@ def build_index(config: Config, *, overwrite: bool = False, monitor: Monitor | N
     """
     output = _check_output(config, overwrite)
     work = output.with_name(output.name + ".work")
-    work.mkdir(parents=True, exist_ok=True)
+    assembled = work / "assembled"
+    shutil.rmtree(assembled, ignore_errors=True)  # of a run that was killed
+    assembled.mkdir(parents=True)
     run = _Run(config, ShardStore(work, monitor or Monitor()))
     started = datetime.now(UTC)
+    with PeakMemory() as memory:
+        manifest = run.build(assembled)
+    stats = run.stats(manifest, started, memory.peak_bytes)
+    artifact.write_json(assembled / "stats.json", stats)
+    write_report(assembled / "report.html", manifest, stats)
     with atomic_directory(output, replace=overwrite) as folder:
-        with PeakMemory() as memory:
-            manifest = run.build(folder)
-        stats = run.stats(manifest, started, memory.peak_bytes)
-        artifact.write_json(folder / "stats.json", stats)
-        write_report(folder / "report.html", manifest, stats)
+        assembled.replace(folder)  # a folder may take the place of an empty one
     shutil.rmtree(work)
     return BuildResult(output, manifest, stats)
 
@@ -97,6 +100,8 @@ def _check_output(config: Config, overwrite: bool) -> Path:
     if not config.output:
         raise UsageError("No output: give --output DIR or set output")
     output = Path(config.output)
+    if output.name in {"", ".."}:
+        raise UsageError(f"--output {config.output!r} does not name a folder of its own")
     if output.is_file():
         raise UsageError(f"{output} is a file; --output names a folder")
     if output.is_dir() and any(output.iterdir()):

@@ -34,6 +34,11 @@ class CorpusConfig(Section):
     title: str = "title"
     text: str = "text"
 
+    @pydantic.field_validator("path", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
 
 class ChunkConfig(Section):
     """Optional splitting of documents into passages, on sentence boundaries."""

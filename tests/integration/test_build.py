@@ -118,7 +118,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     build(corpus, output, *settings)
     assert done, "the killed run had finished shards"
     assert digests(output) == expected
-    assert not work.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "killed"}, "nothing is left behind"
 
 
 @pytest.mark.slow
