@@ -500,6 +500,8 @@ def _read_text(file: _CorpusFile, names: FieldNames) -> Iterator[Record]:
         name = name.with_suffix("")
     heading = _MARKDOWN_HEADING.search(text) if name.suffix.lower() in _MARKDOWN_SUFFIXES else None
     title = heading.group(1) if heading else name.stem
+    if heading and not text[: heading.start()].strip():
+        text = text[heading.end() :].strip() or text  # an opening heading is the title, not a sentence
     yield Record(1, {names.id: name.with_suffix("").as_posix(), names.title: title, names.text: text})
 
 

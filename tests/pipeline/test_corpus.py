@@ -268,6 +268,16 @@ def test_no_path_at_all_is_refused():
         reader()
 
 
+def test_an_opening_heading_is_the_title_and_not_text(tmp_path):
+    (tmp_path / "a.md").write_text("\n# The Old Mill\n\nHester Vane built it.\n", encoding="utf-8")
+    (tmp_path / "b.md").write_text("# Only a Title\n", encoding="utf-8")
+    documents = list(CorpusReader(CorpusConfig(path=(str(tmp_path),))))
+    assert [(d.title, d.text) for d in documents] == [
+        ("The Old Mill", "Hester Vane built it."),
+        ("Only a Title", "# Only a Title\n"),
+    ]
+
+
 # --- fields and ids
 
 
