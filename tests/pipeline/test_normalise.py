@@ -46,8 +46,13 @@ def test_unicode_normalisation_is_idempotent_and_keeps_every_letter(text: str) -
     assert unicode_phrase(phrase) == phrase
     assert phrase == phrase.strip()
     assert "  " not in phrase
-    letters = [c for c in unicodedata.normalize("NFKC", text) if c.isalpha()]
-    assert bool(letters) <= bool(phrase)
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    assert letters(phrase) == letters(folded)
+
+
+def letters(text: str) -> list[str]:
+    """All letters but the modifier letter that is written as an apostrophe."""
+    return [c for c in text if c.isalpha() and c != "ʼ"]
 
 
 @given(st.text(alphabet=st.characters(codec="ascii")))
