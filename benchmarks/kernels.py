@@ -39,7 +39,9 @@ def main() -> None:
 def measure(spec: KernelSpec, size: int, passes: int) -> list[dict[str, Any]]:
     inputs = spec.generate(np.random.default_rng(size), size)
     expected = spec.reference(**inputs)
-    outputs = {name: spec.get(name).run(**inputs) for name in spec.backends}  # also compiles
+    reasons = {name: backend.unavailable() for name, backend in spec.backends.items()}
+    usable = [name for name, reason in reasons.items() if reason is None]
+    outputs = {name: spec.get(name).run(**inputs) for name in usable}  # also compiles
     times: dict[str, list[float]] = {name: [] for name in outputs}
     for _ in range(passes):
         for name in outputs:
@@ -61,6 +63,9 @@ def measure(spec: KernelSpec, size: int, passes: int) -> list[dict[str, Any]]:
                 "digest": digest(*arrays),
             }
         )
+    for name, reason in reasons.items():
+        if reason is not None:
+            rows.append({"kernel": spec.name, "size": size, "backend": name, "unavailable": reason})
     return rows
 
 

@@ -1,11 +1,33 @@
 """Personalized PageRank over an undirected weighted graph.
 
-``spec.backends`` holds what is registered: ``reference`` (scipy, float64) and ``power`` (numba, float32).
+``solve`` ranks nodes for many restarts: by ``push`` where restarts are sparse, by ``power`` where they are
+dense. ``affine`` adds a dense restart that is affine in the query, precomputed. ``spec.backends`` holds what
+is tested against ``reference`` (scipy, float64).
 """
 
+from hippoindex.kernels.ppr import affine
 from hippoindex.kernels.ppr.graph import Graph
-from hippoindex.kernels.ppr.power import block_width, power
-from hippoindex.kernels.ppr.reference import PPRResult, reference
+from hippoindex.kernels.ppr.power import block_width, power, propagate
+from hippoindex.kernels.ppr.push import Goal, Pusher, push
+from hippoindex.kernels.ppr.reference import reference
+from hippoindex.kernels.ppr.result import PPRResult, Ranked, SparseResult
+from hippoindex.kernels.ppr.solve import ranked, solve
 from hippoindex.kernels.ppr.spec import spec
 
-__all__ = ["Graph", "PPRResult", "block_width", "power", "reference", "spec"]
+__all__ = [
+    "Goal",
+    "Graph",
+    "PPRResult",
+    "Pusher",
+    "Ranked",
+    "SparseResult",
+    "affine",
+    "block_width",
+    "power",
+    "propagate",
+    "push",
+    "ranked",
+    "reference",
+    "solve",
+    "spec",
+]

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hippoindex.errors import KernelError
 from hippoindex.kernels.ppr.graph import Graph
-
-
-@dataclass(frozen=True, eq=False)
-class PPRResult:
-    """Scores and how good they are.
-
-    Attributes
-    ----------
-    scores : ndarray of float32 or float64, shape (N, B)
-        Each column sums to 1.
-    residual : ndarray of float64, shape (B,)
-        Upper bound of the L1 error of each column, rounding apart.
-    iterations : ndarray of int64, shape (B,)
-    converged : ndarray of bool, shape (B,)
-        Whether ``residual <= tolerance``.
-    """
-
-    scores: NDArray[np.floating]
-    residual: NDArray[np.float64]
-    iterations: NDArray[np.int64]
-    converged: NDArray[np.bool_]
+from hippoindex.kernels.ppr.restart import normalised_restart
+from hippoindex.kernels.ppr.result import PPRResult
 
 
 def reference(
@@ -84,18 +62,3 @@ def reference(
         x = new
         iterations += 1
     return PPRResult(x, residual, np.full(s.shape[1], iterations, dtype=np.int64), residual <= tolerance)
-
-
-def normalised_restart(graph: Graph, restart: ArrayLike, damping: float, dtype: type[np.floating]) -> NDArray:
-    """Check the arguments of a solver and return the restart with columns of sum 1, shape (N, B)."""
-    if not 0.0 < damping < 1.0:
-        raise KernelError(f"damping is the probability of continuing, between 0 and 1; got {damping}")
-    s = np.asarray(restart)
-    if s.ndim != 2 or s.shape[0] != graph.n_nodes:
-        raise KernelError(f"restart has shape {s.shape}; expected ({graph.n_nodes}, B)")
-    if not np.all(np.isfinite(s)) or np.any(s < 0):
-        raise KernelError("restart holds a negative or non-finite value")
-    sums = s.sum(axis=0, dtype=np.float64)
-    if np.any(sums <= 0):
-        raise KernelError(f"restart column {int(np.flatnonzero(sums <= 0)[0])} is all zeros")
-    return (s / sums).astype(dtype)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from hippoindex.errors import KernelError
+from hippoindex.kernels.ppr import cugraph_backend, cupy_backend
 from hippoindex.kernels.ppr.graph import Graph
 from hippoindex.kernels.ppr.power import power
-from hippoindex.kernels.ppr.reference import PPRResult, reference
+from hippoindex.kernels.ppr.push import push_columns
+from hippoindex.kernels.ppr.reference import reference
+from hippoindex.kernels.ppr.result import PPRResult
 from hippoindex.kernels.spec import Backend, Inputs, KernelSpec, add_spec
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-11}
@@ -57,3 +60,7 @@ spec = add_spec(
 )
 spec.register(Backend("reference", reference))
 spec.register(Backend("power", power))
+spec.register(Backend("push", push_columns))
+spec.register(Backend("cupy", cupy_backend.solve, cupy_backend.unavailable))
+spec.register(Backend("cupy-float16", cupy_backend.solve_float16, cupy_backend.unavailable))
+spec.register(Backend("cugraph", cugraph_backend.solve, cugraph_backend.unavailable))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ CASES = [(spec.name, backend) for spec in (ppr.spec, simjoin.spec) for backend i
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 150))
 def test_backend_agrees_with_the_reference(kernel: str, backend: str, seed: int, size: int) -> None:
     spec = REGISTRY[kernel]
+    reason = spec.backends[backend].unavailable()
+    if reason is not None:
+        pytest.skip(reason)
     inputs = spec.generate(np.random.default_rng(seed), size)
     spec.check(spec.get(backend).run(**inputs), spec.reference(**inputs), inputs)
 
@@ -39,7 +43,7 @@ def test_every_spec_describes_the_arguments_of_its_reference() -> None:
 
 
 def test_kernels_import_neither_gpu_libraries_nor_io_when_loaded() -> None:
-    forbidden = {"ray", "fsspec", "pydantic", "torch", "cupy", "pyarrow", "faiss"}
+    forbidden = {"ray", "fsspec", "pydantic", "torch", "cupy", "cupyx", "pylibcugraph", "pyarrow", "faiss"}
     for file in KERNELS.rglob("*.py"):
         for node in ast.parse(file.read_text()).body:
             names = {alias.name.split(".")[0] for alias in getattr(node, "names", [])}
@@ -49,7 +53,8 @@ def test_kernels_import_neither_gpu_libraries_nor_io_when_loaded() -> None:
 
 
 def test_an_unavailable_or_unknown_backend_is_refused_with_the_reason() -> None:
-    with pytest.raises(KernelError, match=r"no backend 'quantum'; it has \['power', 'reference'\]"):
+    names = re.escape(str(sorted(ppr.spec.backends)))
+    with pytest.raises(KernelError, match=f"no backend 'quantum'; it has {names}"):
         ppr.spec.get("quantum")
     spec = type(ppr.spec)(**{**vars(ppr.spec), "backends": {}})
     spec.register(Backend("gpu", ppr.power, lambda: "no GPU; pip install cupy"))

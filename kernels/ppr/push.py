@@ -1,0 +1,554 @@
+r"""Forward push: Personalized PageRank for sparse restarts, in time independent of the graph's size.
+
+Every node holds a share :math:`p` of finished walks and a residual :math:`r` of walks that are still under
+way (Andersen, Chung and Lang, 2006). A push at u finishes the part :math:`1 - d` of :math:`r_u` and hands the
+rest to the neighbours. It leaves :math:`\pi = p + \Pi r` untouched, so what is missing is known exactly.
+Pushing stops when :math:`r_u \le \epsilon \deg(u)` everywhere. A push finishes at least
+:math:`(1 - d) \epsilon \deg(u)` for :math:`\deg(u)` of work, and there is only 1 to finish: the work is at
+most :math:`1 / ((1 - d) \epsilon)` in units of degree.
+
+What is returned is :math:`p + (1 - d) r`, as walks also end where they are. Its L1 error is :math:`d \sum r`,
+and a node v lacks at most
+
+.. math:: \min(\deg(v) \rho - (1 - d) r_v, \; d \sum r), \qquad \rho = \max_u r_u / \deg(u)
+
+because on an undirected graph :math:`\Pi_{vu} / \deg(v) = \Pi_{uv} / \deg(u)`. With these bounds the first k
+nodes are certified where the k-th score is not below what any other node can still reach.
+
+The state is kept as :math:`y = r / \deg`, so that pushing along an edge reads and writes one number of the
+neighbour and compares it with a constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+
+from hippoindex.errors import KernelError
+from hippoindex.kernels.ppr.graph import Graph, index_type
+from hippoindex.kernels.ppr.restart import (
+    SparseRestarts,
+    candidate_range,
+    check_damping,
+    normalised_restart,
+    return_factor,
+    sparse_restarts,
+)
+from hippoindex.kernels.ppr.result import PPRResult, SparseResult
+from hippoindex.kernels.ppr.top import largest
+
+VISITED = 1e-300
+"""Residual of a node that was pushed: nothing, but distinct from a node never reached."""
+NO_DEGREE = 1e-290
+"""Stands for the degree of an isolated node, so that whatever it holds is above every epsilon and pushed."""
+EPSILON_STEP = 0.25
+"""Factor by which epsilon is lowered until a goal is reached."""
+LEAST_EPSILON = 1e-18
+CERTIFIED_UP_TO = 100
+"""Nodes considered for ``certified_k`` where no ``top_k`` is given."""
+HUBS = 1024
+PASSES = 50
+"""The default work limit, in passes over all stored edges."""
+
+
+class Goal(NamedTuple):
+    """When to stop pushing.
+
+    Attributes
+    ----------
+    epsilon : float
+        Stop when no node holds a residual above ``epsilon`` times its degree. With one of the next two it is
+        where to begin: it is lowered until they are met.
+    tolerance : float or None
+        L1 error to reach.
+    certify_k : int or None
+        How many of the best candidates must be proven. Equal scores cannot be told apart: then only
+        ``max_edges`` ends the work.
+    max_edges : int or None
+        Stored edges after whose visit a restart is given up; by default 50 times those of the graph.
+    """
+
+    epsilon: float = 1e-7
+    tolerance: float | None = None
+    certify_k: int | None = None
+    max_edges: int | None = None
+
+
+def push(
+    graph: Graph,
+    restarts: SparseRestarts,
+    damping: float = 0.5,
+    goal: Goal = Goal(),  # noqa: B008 - immutable
+    *,
+    top_k: int | None = None,
+    candidates: tuple[int, int] | None = None,
+) -> SparseResult:
+    """Solve Personalized PageRank for sparse restarts; see :class:`Pusher`, which keeps its memory.
+
+    Parameters
+    ----------
+    graph : Graph
+    restarts : sparse array, shape (Q, N)
+        Not negative, finite, every row with a positive sum.
+    damping, goal, top_k, candidates
+        See :class:`Pusher`.
+
+    Returns
+    -------
+    SparseResult
+
+    Raises
+    ------
+    KernelError
+        If an argument is not as described.
+    """
+    return Pusher(graph, damping, candidates=candidates).solve(restarts, goal, top_k=top_k)
+
+
+def push_columns(
+    graph: Graph, restart: ArrayLike, damping: float = 0.5, tolerance: float = 1e-6, max_iterations: int = 200
+) -> PPRResult:
+    """Solve for a dense block as :func:`hippoindex.kernels.ppr.power.power` does, by forward push.
+
+    For comparison with the other solvers; where restarts are dense ``power`` is the faster one.
+
+    Parameters
+    ----------
+    graph : Graph
+    restart : array_like, shape (N, B)
+    damping, tolerance : float
+    max_iterations : int
+        The work limit, in passes over all stored edges.
+
+    Returns
+    -------
+    PPRResult
+        float32 scores.
+
+    Raises
+    ------
+    KernelError
+        If the restart or the damping is not as described.
+    """
+    s = normalised_restart(graph, restart, damping, np.float64)
+    goal = Goal(tolerance=tolerance, max_edges=max(max_iterations * len(graph.indices), 1))
+    result = push(graph, sp.csr_array(s.T), damping, goal)
+    scores = sp.csr_array((result.scores, result.nodes, result.indptr), shape=s.T.shape)
+    dense = scores.toarray().T.astype(np.float32)
+    return PPRResult(dense, result.residual, result.iterations, result.converged)
+
+
+class Pusher:
+    """Forward push on one graph, with memory that is reused from call to call.
+
+    Cells of the graph are float32, sums are float64. Restarts are solved in parallel; a result depends
+    neither on the number of threads nor on what it was solved with.
+
+    Parameters
+    ----------
+    graph : Graph
+    damping : float
+        Probability of continuing.
+    candidates : (int, int), optional
+        Return only nodes ``start .. stop - 1``; by default all.
+    threads : int, optional
+        By default as many as numba uses.
+    memory_bytes : int, optional
+        Budget for what is held beside the graph; fewer threads are used where it is small.
+
+    Raises
+    ------
+    KernelError
+        If the graph is empty, the damping is no probability, the candidates are no range of nodes, or the
+        budget does not hold one thread's memory.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        damping: float = 0.5,
+        *,
+        candidates: tuple[int, int] | None = None,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        check_damping(damping)
+        self.graph, self.damping = graph, damping
+        self.candidates = candidate_range(graph, candidates)
+        self._threads = _threads_within(memory_bytes, graph.n_nodes, threads or numba.get_num_threads())
+        self._degrees = np.where(graph.degrees > 0, graph.degrees, NO_DEGREE)
+        self._hubs = _largest_degrees(self._degrees, *self.candidates)
+        self._states: list[_State] = []
+
+    def solve(
+        self,
+        restarts: SparseRestarts,
+        goal: Goal = Goal(),  # noqa: B008 - immutable
+        *,
+        top_k: int | None = None,
+        return_lost: bool = True,
+    ) -> SparseResult:
+        """Solve for many restarts.
+
+        Parameters
+        ----------
+        restarts : sparse array, shape (Q, N)
+            Not negative, finite, every row with a positive sum.
+        goal : Goal
+            When to stop.
+        top_k : int, optional
+            Return only so many nodes of each restart; by default every candidate that was reached.
+        return_lost : bool
+            Whether mass that walks lose on isolated nodes goes back to the restart. Without, the result is
+            linear in the restart.
+
+        Returns
+        -------
+        SparseResult
+
+        Raises
+        ------
+        KernelError
+            If an argument is not as described.
+        """
+        matrix = sparse_restarts(self.graph, restarts)
+        _check_goal(goal, top_k)
+        rows: dict[int, _Row] = {}
+        numbers = itertools.count()
+
+        def work(state: _State) -> None:
+            while (number := next(numbers)) < matrix.shape[0]:
+                part = slice(matrix.indptr[number], matrix.indptr[number + 1])
+                seeds, weights = matrix.indices[part].astype(np.int64), matrix.data[part]
+                rows[number] = self._solve_one(state, seeds, weights, goal, top_k, return_lost)
+
+        self._in_threads(work, matrix.shape[0])
+        return _joined(rows[number] for number in range(matrix.shape[0]))
+
+    def _in_threads(self, work: Callable[[_State], None], n_restarts: int) -> None:
+        threads = max(1, min(self._threads, n_restarts))
+        while len(self._states) < threads:
+            self._states.append(_new_state(self.graph.n_nodes))
+        if threads == 1:
+            work(self._states[0])
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            for future in [pool.submit(work, state) for state in self._states[:threads]]:
+                future.result()
+
+    def _solve_one(
+        self,
+        state: _State,
+        seeds: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        goal: Goal,
+        top_k: int | None,
+        return_lost: bool,
+    ) -> _Row:
+        lost = weights[self.graph.degrees[seeds] == 0].sum() if return_lost else 0.0
+        factor = float(return_factor(lost, self.damping))
+        arrays = self.graph.indptr, self.graph.indices, self.graph.transition
+        max_edges = PASSES * len(self.graph.indices) if goal.max_edges is None else goal.max_edges
+        listed = None if top_k is None else max(top_k, goal.certify_k or 0)
+        epsilon = goal.epsilon
+        try:
+            _seed(seeds, weights, self._degrees, epsilon, state)
+            while True:
+                within = _spread(*arrays, self.damping, epsilon, max(max_edges, 1), state)
+                row = self._rank(state, factor, listed)
+                reason = _reason(row, goal, within and epsilon > LEAST_EPSILON)
+                if reason:
+                    return row.finished(reason, top_k)
+                epsilon = max(epsilon * EPSILON_STEP, LEAST_EPSILON)
+                _requeue(epsilon, state)
+        finally:
+            _clear(state)
+
+    def _rank(self, state: _State, factor: float, listed: int | None) -> _Row:
+        reached, damping = int(state.counts[TOUCHED]), self.damping
+        nodes = np.empty(reached, dtype=np.int64)
+        lower, upper = np.empty(reached), np.empty(reached)
+        count, rho, held, closed = _bounds(
+            self._degrees, damping, *self.candidates, state, nodes, lower, upper
+        )
+        nodes, lower, upper = nodes[:count], lower[:count], upper[:count]
+        unreached = 0.0 if closed else _unreached(self._hubs, self._degrees, state, rho, damping * held)
+        order = np.lexsort((nodes, -lower)) if listed is None else largest(lower, nodes, listed)
+        return _Row(
+            nodes[order],
+            lower[order] * factor,
+            damping * held * factor,
+            int(state.counts[ROUNDS]),
+            _certified(order[: CERTIFIED_UP_TO if listed is None else None], lower, upper, unreached),
+            closed,
+            rho,
+            int(state.counts[EDGES]),
+        )
+
+
+TOUCHED, QUEUED, SIDE, EDGES, ROUNDS = range(5)
+"""Cells of a state's counts: touched nodes, frontier nodes, which of the two frontiers, counters."""
+
+
+class _State(NamedTuple):
+    """State of one restart at a time; it is cleared in time proportional to what was touched.
+
+    Attributes
+    ----------
+    mass : ndarray of float64, shape (N, 2)
+        y, which is residual / degree and 0 where a node was never reached; and p, the pushed residuals /
+        degree, summed. Side by side: they are read together, and memory is what a push waits for.
+    frontiers : ndarray of int, shape (2, N + 1)
+        One cell more than nodes: the loops write a node before they know whether it counts.
+    touched : ndarray of int, shape (N + 1,)
+    counts : ndarray of int64, shape (5,)
+    """
+
+    mass: NDArray[np.float64]
+    frontiers: NDArray[np.integer]
+    touched: NDArray[np.integer]
+    counts: NDArray[np.int64]
+
+
+def _new_state(n_nodes: int) -> _State:
+    kind = index_type(n_nodes)
+    return _State(
+        np.zeros((n_nodes, 2)),
+        np.empty((2, n_nodes + 1), dtype=kind),
+        np.empty(n_nodes + 1, dtype=kind),
+        np.zeros(5, dtype=np.int64),
+    )
+
+
+class _Row(NamedTuple):
+    """One restart's part of a :class:`SparseResult`."""
+
+    nodes: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    residual: float
+    rounds: int
+    certified_k: int
+    closed: bool
+    epsilon: float
+    edges: int
+    stopped_by: str = ""
+
+    def finished(self, reason: str, top_k: int | None) -> _Row:
+        return self._replace(nodes=self.nodes[:top_k], scores=self.scores[:top_k], stopped_by=reason)
+
+
+def _reason(row: _Row, goal: Goal, may_go_on: bool) -> str:
+    """Return why pushing ends here, or nothing."""
+    if goal.tolerance is None and goal.certify_k is None:
+        return "epsilon" if may_go_on else "work limit"
+    exact = goal.tolerance is None or row.residual <= goal.tolerance
+    wanted = goal.certify_k or 0
+    proven = row.certified_k >= wanted or (row.closed and row.certified_k == len(row.nodes))
+    if exact and proven:
+        return "tolerance" if goal.certify_k is None else "certified"
+    return "" if may_go_on else "work limit"
+
+
+def _joined(rows: Iterable[_Row]) -> SparseResult:
+    found = list(rows)
+    empty = np.empty(0)
+    column = {name: [getattr(row, name) for row in found] for name in _Row._fields}
+    stopped_by = tuple(column["stopped_by"])
+    return SparseResult(
+        indptr=np.cumsum([0, *(len(nodes) for nodes in column["nodes"])], dtype=np.int64),
+        nodes=np.concatenate([empty.astype(np.int64), *column["nodes"]]),
+        scores=np.concatenate([empty, *column["scores"]]),
+        residual=np.array(column["residual"], dtype=np.float64),
+        iterations=np.array(column["rounds"], dtype=np.int64),
+        converged=np.array([reason != "work limit" for reason in stopped_by], dtype=bool),
+        certified_k=np.array(column["certified_k"], dtype=np.int64),
+        epsilon=np.array(column["epsilon"], dtype=np.float64),
+        edges_touched=np.array(column["edges"], dtype=np.int64),
+        stopped_by=stopped_by,
+    )
+
+
+def bytes_needed(n_nodes: int, threads: int) -> int:
+    """Return how much a :class:`Pusher` holds beside the graph, in bytes."""
+    return n_nodes * (8 + threads * (16 + 3 * np.dtype(index_type(n_nodes)).itemsize))
+
+
+def _threads_within(memory_bytes: int | None, n_nodes: int, threads: int) -> int:
+    if memory_bytes is None:
+        return threads
+    while threads > 1 and bytes_needed(n_nodes, threads) > memory_bytes:
+        threads -= 1
+    if bytes_needed(n_nodes, threads) > memory_bytes:
+        raise KernelError(
+            f"Push over {n_nodes} nodes needs {bytes_needed(n_nodes, 1)} bytes; the budget is {memory_bytes}"
+        )
+    return threads
+
+
+def _check_goal(goal: Goal, top_k: int | None) -> None:
+    if not goal.epsilon > 0 or not np.isfinite(goal.epsilon):
+        raise KernelError(f"epsilon must be positive; got {goal.epsilon}")
+    if goal.tolerance is not None and not goal.tolerance > 0:
+        raise KernelError(f"tolerance must be positive; got {goal.tolerance}")
+    for name, value in (("certify_k", goal.certify_k), ("max_edges", goal.max_edges), ("top_k", top_k)):
+        if value is not None and value < 1:
+            raise KernelError(f"{name} must be at least 1; got {value}")
+
+
+def _largest_degrees(degrees: NDArray[np.float64], low: int, high: int) -> NDArray[np.int64]:
+    """Return the candidates with the largest degrees, largest first."""
+    part = degrees[low:high]
+    kept = np.argpartition(-part, HUBS - 1)[:HUBS] if len(part) > HUBS else np.arange(len(part))
+    return kept[np.argsort(-part[kept], kind="stable")] + low
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _seed(seeds: NDArray, weights: NDArray, degrees: NDArray, epsilon: float, state: _State) -> None:
+    """Give distinct seeds their residuals."""
+    queued = 0
+    for i in range(seeds.shape[0]):
+        node = seeds[i]
+        state.mass[node, 0] = weights[i] / degrees[node]
+        state.touched[i] = node
+        state.frontiers[0, queued] = node
+        queued += state.mass[node, 0] > epsilon
+    state.counts[TOUCHED], state.counts[QUEUED] = seeds.shape[0], queued
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _spread(
+    indptr: NDArray,
+    indices: NDArray,
+    transition: NDArray,
+    damping: float,
+    epsilon: float,
+    max_edges: int,
+    state: _State,
+) -> bool:
+    """Push round by round until the frontier is empty; return whether it was within ``max_edges``."""
+    mass, touched, counts = state.mass, state.touched, state.counts
+    n_touched, edges = counts[TOUCHED], counts[EDGES]
+    side, queued = counts[SIDE], counts[QUEUED]
+    within = True
+    while queued > 0 and within:
+        now, later = state.frontiers[side], state.frontiers[1 - side]
+        waiting = 0
+        for i in range(queued):
+            if edges >= max_edges:
+                within = False
+                break
+            node = now[i]
+            handed = damping * mass[node, 0]
+            mass[node, 1] += mass[node, 0]
+            mass[node, 0] = VISITED
+            start, stop = indptr[node], indptr[node + 1]
+            edges += stop - start
+            for cell in range(start, stop):
+                other = indices[cell]
+                before = mass[other, 0]
+                after = before + handed * transition[cell]
+                mass[other, 0] = after
+                # without branches, which a processor would guess wrongly every other time
+                later[waiting] = other
+                waiting += (before <= epsilon) & (after > epsilon)
+                touched[n_touched] = other
+                n_touched += (before == 0.0) & (after > 0.0)  # an edge may have weight 0
+        counts[ROUNDS] += 1
+        queued = waiting
+        side = 1 - side
+    counts[TOUCHED], counts[EDGES] = n_touched, edges
+    counts[SIDE], counts[QUEUED] = side, queued
+    return within
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _requeue(epsilon: float, state: _State) -> None:
+    """Put every touched node above a lowered epsilon into the frontier."""
+    queued = 0
+    for i in range(state.counts[TOUCHED]):
+        node = state.touched[i]
+        state.frontiers[0, queued] = node
+        queued += state.mass[node, 0] > epsilon
+    state.counts[SIDE], state.counts[QUEUED] = 0, queued
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _bounds(
+    degrees: NDArray,
+    damping: float,
+    low: int,
+    high: int,
+    state: _State,
+    nodes: NDArray,
+    lower: NDArray,
+    upper: NDArray,
+) -> tuple[int, float, float, bool]:
+    """Write the touched candidates with the least and the greatest score that they may have.
+
+    Returns
+    -------
+    count : int
+        Candidates written.
+    rho : float
+        Largest residual / degree.
+    held : float
+        Sum of residuals.
+    closed : bool
+        Whether every node that was reached was pushed: then there is nothing beyond them.
+    """
+    count, rho, held, closed = 0, 0.0, 0.0, True
+    for i in range(state.counts[TOUCHED]):
+        node = state.touched[i]
+        y, p, degree = state.mass[node, 0], state.mass[node, 1], degrees[node]
+        rho = max(rho, y)
+        held += y * degree
+        closed &= p > 0.0
+        if low <= node < high:
+            nodes[count] = node
+            lower[count] = (1.0 - damping) * degree * (p + y)
+            upper[count] = degree  # for the second pass
+            count += 1
+    for i in range(count):
+        degree, y = upper[i], state.mass[nodes[i], 0]
+        upper[i] = lower[i] + min(degree * (rho - (1.0 - damping) * y), damping * held)
+    return count, rho, held, closed
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _unreached(hubs: NDArray, degrees: NDArray, state: _State, rho: float, missing: float) -> float:
+    """Return the greatest score that a candidate which was never reached may have."""
+    for i in range(hubs.shape[0]):
+        if state.mass[hubs[i], 0] == 0.0:
+            return min(degrees[hubs[i]] * rho, missing)
+    if hubs.shape[0] == 0:
+        return 0.0
+    return min(degrees[hubs[-1]] * rho, missing)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _certified(order: NDArray, lower: NDArray, upper: NDArray, unreached: float) -> int:
+    """Return the largest k whose first k of ``order`` are a set of best candidates. Changes ``upper``."""
+    ceiling = upper[order].copy()
+    upper[order] = 0.0
+    rest = unreached
+    for i in range(upper.shape[0]):
+        rest = max(rest, upper[i])
+    for k in range(order.shape[0], 0, -1):
+        if lower[order[k - 1]] >= rest:
+            return k
+        rest = max(rest, ceiling[k - 1])
+    return 0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _clear(state: _State) -> None:
+    for i in range(state.counts[TOUCHED]):
+        state.mass[state.touched[i]] = 0.0
+    state.counts[:] = 0

@@ -1,0 +1,60 @@
+"""The k largest of many values, without sorting them all."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def largest(values: NDArray, keys: NDArray, k: int) -> NDArray[np.int64]:
+    """Return the positions of the k largest values, largest first; equal values by key.
+
+    Parameters
+    ----------
+    values : ndarray of float, shape (M,)
+        Without NaN.
+    keys : ndarray of int, shape (M,)
+        Distinct.
+    k : int
+
+    Returns
+    -------
+    ndarray of int64, shape (min(k, M),)
+    """
+    m = values.shape[0]
+    k = min(k, m)
+    heap = np.empty(k, np.int64)  # the worst of the kept is at the root
+    for i in range(k):
+        heap[i] = i
+    for root in range(k // 2 - 1, -1, -1):
+        _sink(heap, k, root, values, keys)
+    if k > 0:
+        for i in range(k, m):
+            if _worse(heap[0], i, values, keys):
+                heap[0] = i
+                _sink(heap, k, 0, values, keys)
+    for size in range(k - 1, 0, -1):
+        heap[0], heap[size] = heap[size], heap[0]
+        _sink(heap, size, 0, values, keys)
+    return heap
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _worse(a: int, b: int, values: NDArray, keys: NDArray) -> bool:
+    return values[a] < values[b] or (values[a] == values[b] and keys[a] > keys[b])
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _sink(heap: NDArray, size: int, root: int, values: NDArray, keys: NDArray) -> None:
+    """Move the entry at ``root`` down until no child is worse."""
+    while True:
+        worst = root
+        for child in (2 * root + 1, 2 * root + 2):
+            if child < size and _worse(heap[child], heap[worst], values, keys):
+                worst = child
+        if worst == root:
+            return
+        heap[root], heap[worst] = heap[worst], heap[root]
+        root = worst
