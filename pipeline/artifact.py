@@ -18,7 +18,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from hippoindex.errors import ArtifactError, UsageError
-from hippoindex.kernels.ppr import Graph
+from hippoindex.kernels.ppr import Graph, Pusher
+from hippoindex.kernels.ppr.affine import DenseRestart
 from hippoindex.pipeline.config import Section
 
 SCHEMA_VERSION = 1
@@ -27,6 +28,7 @@ UNCOVERED = frozenset({MANIFEST, "stats.json", "report.html"})
 """Files that the manifest does not list: itself, and those that hold times."""
 ROWS_PER_FILE = 1_000_000
 VECTOR_KINDS = ("passages", "phrases", "facts")
+TRANSITION = "ppr/transition.npy"
 
 
 class FileEntry(Section):
@@ -134,7 +136,39 @@ class Index:
     @cached_property
     def graph(self) -> Graph:
         """The whole graph: phrase nodes first, then passage nodes."""
-        return Graph(*(self._array(f"graph/{name}.npy") for name in ("indptr", "indices", "weights")))
+        graph = Graph(*(self._array(f"graph/{name}.npy") for name in ("indptr", "indices", "weights")))
+        return graph.with_transition(self._array(TRANSITION)) if TRANSITION in self.manifest.files else graph
+
+    @property
+    def precomputed_damping(self) -> float | None:
+        """The damping for which ``ppr/`` holds the passages' part of PPR; ``None`` where there is none."""
+        damping = self.manifest.stages.get("precompute", {}).get("damping")
+        return None if damping is None else float(damping)
+
+    @cached_property
+    def dense_restart(self) -> DenseRestart:
+        """The precomputed passages' part of PPR, memory-mapped; see :attr:`precomputed_damping`."""
+        return DenseRestart(self.vectors("passages"), self._array("ppr/z.npy"), self._array("ppr/z1.npy"))
+
+    def pusher(self, damping: float, *, phrases_only: bool = False) -> Pusher:
+        """Return what pushes over the graph; it is made once and keeps its memory.
+
+        Parameters
+        ----------
+        damping : float
+        phrases_only : bool
+            Whether to walk phrases alone and rank them, instead of the whole graph and its passages.
+        """
+        key = damping, phrases_only
+        if key not in self._pushers:
+            graph = self.phrase_graph if phrases_only else self.graph
+            candidates = None if phrases_only else (self.n_phrases, graph.n_nodes)
+            self._pushers[key] = Pusher(graph, damping, candidates=candidates)
+        return self._pushers[key]
+
+    @cached_property
+    def _pushers(self) -> dict[tuple[float, bool], Pusher]:
+        return {}
 
     @cached_property
     def phrase_graph(self) -> Graph:

@@ -35,6 +35,7 @@ from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
 from hippoindex.pipeline.normalise import count_alphanumerics
+from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.progress import Advance, Monitor
 from hippoindex.pipeline.report import write_report
 from hippoindex.pipeline.resolve import Resolution, ResolveStage, fact_texts, merge
@@ -135,6 +136,7 @@ class _Run:
             resolution = self._resolve(passages, extractions)
             self._embed(passages, resolution, folder)
         edges = self._connect(resolution, folder)
+        self._precompute(folder)
         with self._stage("publish", "files") as advance:
             self._write_tables(passages, resolution, folder)
             manifest = artifact.write_manifest(
@@ -270,6 +272,20 @@ class _Run:
         artifact.write_parquet(_synonym_table(synonyms, resolution.phrases), folder / "synonyms")
         artifact.write_arrays(folder / "graph", **asdict(graph))
         return edges
+
+    def _precompute(self, folder: Path) -> None:
+        """Solve what retrieval needs of PPR for all passages at once, if it is wanted."""
+        if not self.config.precompute.enabled:
+            return
+        vectors = np.load(folder / "vectors" / "passages.npy", mmap_mode="r", allow_pickle=False)
+        with self.store.monitor.stage("precompute", vectors.shape[1] + 1, "columns") as advance:
+            self.store.stages["precompute"] = precompute(
+                folder,
+                self.config.precompute,
+                self.config.retrieve.damping,
+                work=self.store.work / "precompute",
+                advance=advance,
+            )
 
     def _write_tables(self, passages: list[Path], resolution: Resolution, folder: Path) -> None:
         artifact.write_parquet(pa.concat_tables(map(read_table, passages)), folder / "passages")

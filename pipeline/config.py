@@ -106,6 +106,18 @@ class GraphConfig(Section):
     normalisation: Literal["unicode", "hipporag"] = "unicode"
 
 
+class PrecomputeConfig(Section):
+    """Pieces of Personalized PageRank that are computed once, for ``retrieve.damping``."""
+
+    enabled: bool = True
+    dtype: Literal["float16", "float32"] = "float32"
+    """Type of the stored passage columns."""
+    tolerance: float = Field(default=1e-6, ge=1e-6)
+    """L1 error of each column, relative; float32 does not reach much less."""
+    memory_bytes: int = Field(default=2**30, ge=2**20)
+    """Budget of one block of columns. It changes no byte of the result."""
+
+
 class RetrieveConfig(Section):
     """Defaults of retrieval, stored with the index and overridable per call."""
 
@@ -120,10 +132,15 @@ class RetrieveConfig(Section):
     """Phrases kept of those of the nearest facts; ``None`` is 5 for ``hipporag2``, all for ``hippoindex``."""
     entity_min_cosine: float = Field(default=0.6, ge=-1.0, le=1.0)
     """``hippoindex``: an entity whose nearest phrase is not above this seeds nothing."""
+    solver: Literal["auto", "push", "power"] = "auto"
+    """``push`` starts from the seeds alone and takes the passages' part from what was precomputed; ``power``
+    iterates over the whole graph. ``auto`` pushes where the index holds the pieces for this damping."""
+    epsilon: float = Field(default=1e-8, gt=0.0)
+    """``push`` leaves at most this much unspread mass per unit of degree on a node, of a total of 1."""
     tolerance: float = Field(default=1e-6, gt=0.0)
-    """L1 error at which PPR stops."""
+    """L1 error at which ``power`` stops."""
     memory_bytes: int = Field(default=512 * 2**20, ge=2**20)
-    """Budget of one PPR block."""
+    """Budget of one block of ``power``."""
 
 
 class ClusterConfig(Section):
@@ -147,6 +164,7 @@ class Config(Section):
     embed: EmbedConfig = EmbedConfig()
     synonyms: SynonymsConfig = SynonymsConfig()
     graph: GraphConfig = GraphConfig()
+    precompute: PrecomputeConfig = PrecomputeConfig()
     retrieve: RetrieveConfig = RetrieveConfig()
     cluster: ClusterConfig = ClusterConfig()
     max_quarantine_rate: float = Field(default=0.01, ge=0.0, le=1.0)
@@ -160,6 +178,7 @@ class Config(Section):
             exclude={
                 "corpus": {"path"},
                 "extract": {"path", "prompts", "base_url", "api_key_env", "concurrency", "timeout_s"},
+                "precompute": {"memory_bytes"},
                 "cluster": True,
                 "output": True,
                 "max_quarantine_rate": True,

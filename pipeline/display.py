@@ -16,6 +16,7 @@ from rich.table import Table
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.normalise import normaliser
+from hippoindex.pipeline.retrieve.base import Ranking
 from hippoindex.pipeline.retrieve.seeds import fact_text
 
 if TYPE_CHECKING:
@@ -96,7 +97,18 @@ def answers_view(answers: Answers) -> RenderableType:
             if found is not None and (is_gold or not query.gold):
                 table.add_row("", "", "", f"[dim]{escape(str(found))}[/]")
         panels.append(Panel(Group(f"[bold]{escape(query.question)}[/]", table)))
-    return Group(*panels)
+    return Group(*panels, f"{answers.method}{escape(how_solved(answers.ranking))}")
+
+
+def how_solved(ranking: Ranking) -> str:
+    """Return how PPR was solved and what is proven of the result; nothing where there was no PPR."""
+    if not ranking.solver:
+        return ""
+    share = ranking.certified_share
+    if share is None:
+        return f", PPR by {ranking.solver}"
+    k = ranking.rows.shape[1]
+    return f", PPR by {ranking.solver}: the top {k} proven for {share:.0%} of the questions"
 
 
 def index_overview(index: Index) -> RenderableType:

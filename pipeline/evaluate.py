@@ -57,16 +57,17 @@ def evaluate(retriever: Retriever, queries: Sequence[Query], methods: Sequence[s
     started = time.perf_counter()
     batch = retriever.encode(judged)
     encode_s = time.perf_counter() - started
-    per_query, speed = {}, {}
+    per_query, speed, solver = {}, {}, {}
     for method in dict.fromkeys([BASELINE, *methods]):
         started = time.perf_counter()
         ranking = retriever.rank(batch, method, top_k=gold.depth)
         speed[method] = len(judged) / (time.perf_counter() - started)
-        per_query[method] = gold.recalls(ranking)
+        per_query[method], solver[method] = gold.recalls(ranking), ranking.solver
         log.info("evaluated", method=method, queries_per_s=round(speed[method], 1))
     baseline = per_query[BASELINE]["recall@5"]
     results = {
-        method: summarise(per_query[method], baseline) | {"queries_per_s": round(speed[method], 1)}
+        method: summarise(per_query[method], baseline)
+        | {"queries_per_s": round(speed[method], 1), "solver": solver[method]}
         for method in methods
     }
     counts = retriever.index.manifest.counts

@@ -41,6 +41,27 @@ def largest(values: NDArray, keys: NDArray, k: int) -> NDArray[np.int64]:
     return heap
 
 
+@numba.njit(parallel=True, cache=True, error_model="numpy")
+def largest_of_rows(values: NDArray, k: int) -> NDArray[np.int64]:
+    """Return the columns of the k largest values of each row, largest first; equal values in column order.
+
+    Parameters
+    ----------
+    values : ndarray of float, shape (Q, M)
+        Without NaN.
+    k : int
+
+    Returns
+    -------
+    ndarray of int64, shape (Q, min(k, M))
+    """
+    keys = np.arange(values.shape[1])
+    columns = np.empty((values.shape[0], min(k, values.shape[1])), np.int64)
+    for row in numba.prange(values.shape[0]):
+        columns[row] = largest(values[row], keys, k)
+    return columns
+
+
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _worse(a: int, b: int, values: NDArray, keys: NDArray) -> bool:
     return values[a] < values[b] or (values[a] == values[b] and keys[a] > keys[b])

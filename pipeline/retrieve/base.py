@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hippoindex.errors import UsageError
+from hippoindex.kernels.ppr.top import largest_of_rows
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
 
@@ -45,10 +46,24 @@ class Ranking:
     rows : ndarray of int64, shape (Q, k)
         Passage rows, best first; equal scores in row order.
     scores : ndarray of float64, shape (Q, k)
+    solver : str
+        How PPR was solved; empty where there was none.
+    certified_k : ndarray of int64, shape (Q,), or None
+        The first so many passages of each question are proven to be the best, as a set, up to rounding;
+        ``None`` where the solver proves nothing.
     """
 
     rows: NDArray[np.int64]
     scores: NDArray[np.float64]
+    solver: str = ""
+    certified_k: NDArray[np.int64] | None = None
+
+    @property
+    def certified_share(self) -> float | None:
+        """Share of questions all of whose passages are proven to be the best."""
+        if self.certified_k is None or not len(self.rows):
+            return None
+        return float(np.mean(self.certified_k >= self.rows.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +100,7 @@ def top_k(scores: NDArray[np.floating], k: int) -> Ranking:
     Ranking
         With ``min(k, passages)`` columns.
     """
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    order = largest_of_rows(np.ascontiguousarray(scores), k)
     return Ranking(order, np.take_along_axis(scores, order, axis=1).astype(np.float64))
 
 

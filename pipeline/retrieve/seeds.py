@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from hippoindex.kernels.ppr.top import largest_of_rows
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
 from hippoindex.pipeline.retrieve.base import QueryBatch, Seeds, min_max
@@ -18,15 +19,16 @@ BLOCK_QUERIES = 64
 def nearest_phrases(index: Index, queries: QueryBatch) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Return, for each question, the nearest phrase row of each entity and its cosine, shapes (entities,)."""
     phrases = index.vectors("phrases").astype(np.float32)
-    found = []
-    for vectors in queries.entity_vectors:
-        if not len(phrases) or not len(vectors):
-            found.append((np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)))
-            continue
-        cosines = np.clip(vectors @ phrases.T, -1.0, 1.0)  # (entities, phrases)
-        rows = cosines.argmax(axis=1)
-        found.append((rows, np.take_along_axis(cosines, rows[:, None], axis=1)[:, 0]))
-    return found
+    counts = [len(vectors) if len(phrases) else 0 for vectors in queries.entity_vectors]
+    rows, cosines = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.float32)
+    vectors = np.concatenate([np.empty((0, phrases.shape[1]), np.float32), *queries.entity_vectors])
+    for start in range(0, sum(counts), BLOCK_QUERIES):
+        block = slice(start, start + BLOCK_QUERIES)
+        products = vectors[block] @ phrases.T  # (block, phrases)
+        rows[block] = products.argmax(axis=1)
+        cosines[block] = products.max(axis=1).clip(-1.0, 1.0)
+    ends = np.cumsum(counts)[:-1]
+    return list(zip(np.split(rows, ends), np.split(cosines, ends), strict=True))
 
 
 def entity_seeds(index: Index, queries: QueryBatch) -> list[Seeds]:
@@ -59,7 +61,7 @@ def fact_seeds(index: Index, queries: QueryBatch, fact_top_k: int, phrase_top_k:
     seeds = []
     for start in range(0, len(queries), BLOCK_QUERIES):
         scores = min_max(queries.vectors[start : start + BLOCK_QUERIES] @ facts.T)  # (block, facts)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :fact_top_k]
+        best = largest_of_rows(scores, fact_top_k)
         seeds += [
             _phrases_of_facts(index, row[top], top, phrase_top_k)
             for row, top in zip(scores, best, strict=True)

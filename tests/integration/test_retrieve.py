@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from hippoindex.errors import ModelError, UsageError
 from hippoindex.kernels import ppr
@@ -62,10 +63,38 @@ def test_blocks_of_a_small_memory_budget_change_nothing(
 ) -> None:
     nodes = retriever.index.graph.n_nodes
     budget = max(2**20, 5 * 4 * 4 * nodes)
-    small = Retriever(retriever.index, retriever.config.model_copy(update={"memory_bytes": budget}))
+    changes = {"memory_bytes": budget, "solver": "power"}
+    small = Retriever(retriever.index, retriever.config.model_copy(update=changes))
     np.testing.assert_array_equal(
         small.rank(batch, method, top_k=5).rows, retriever.rank(batch, method, top_k=5).rows
     )
+
+
+@pytest.mark.parametrize("method", ["hipporag1", "hipporag2", "hippoindex"])
+def test_push_ranks_as_power_and_says_what_was_used(
+    retriever: Retriever, batch: QueryBatch, method: str
+) -> None:
+    by_power = Retriever(retriever.index, retriever.config.model_copy(update={"solver": "power"}))
+    push, power = (used.rank(batch, method, top_k=20) for used in (retriever, by_power))
+    np.testing.assert_array_equal(push.rows, power.rows)
+    np.testing.assert_allclose(push.scores, power.scores, rtol=1e-3, atol=1e-6)
+    assert push.solver.startswith("push")
+    assert power.solver.startswith("power")
+    if method != "hipporag1":
+        assert push.certified_share == 1.0
+    assert power.certified_share is None
+
+
+def test_another_damping_than_the_precomputed_one_is_walked_by_power_or_refused(
+    retriever: Retriever, batch: QueryBatch
+) -> None:
+    other = retriever.config.model_copy(update={"damping": 0.7})
+    with capture_logs() as logged:
+        assert Retriever(retriever.index, other).rank(batch, "hipporag2").solver.startswith("power")
+    assert "for damping 0.5, not 0.7" in logged[0]["why"]
+    strict = Retriever(retriever.index, other.model_copy(update={"solver": "push"}))
+    with pytest.raises(UsageError, match=r"Run: hippoindex precompute .* --set retrieve.damping=0.7"):
+        strict.rank(batch, "hippoindex")
 
 
 def test_hipporag2_is_ppr_of_its_restart_vector(retriever: Retriever, batch: QueryBatch) -> None:
