@@ -29,8 +29,8 @@ from hippoindex.errors import ExecutorError, HippoIndexError, UsageError
 
 _log = structlog.get_logger(__name__)
 
-#: Set to 1 in worker processes, before they import numpy: N workers share N cores.
-_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+#: Set to 1 in worker processes, before they import numpy or numba: N workers share N cores.
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 #: How long a worker without work may take to end before it is killed.
 _EXIT_TIMEOUT_S = 10.0
 #: Shards named in a message.
@@ -112,7 +112,11 @@ class Executor(Protocol):
 
 
 def choose_executor(
-    kind: Literal["auto", "local", "ray"], *, address: str | None, workers: int | None, passages: int
+    kind: Literal["auto", "local", "ray"],
+    *,
+    address: str | None,
+    workers: int | None,
+    passages: int | None = None,
 ) -> Executor:
     """Return the executor that was asked for, or the one that suits.
 
@@ -125,7 +129,7 @@ def choose_executor(
         Ray cluster to join.
     workers : int or None
         Parallel workers; ``None`` is one per core that this process, or the cluster at ``address``, may use.
-    passages : int
+    passages : int, optional
         Size of the job, for the log.
 
     Raises
@@ -153,7 +157,8 @@ def choose_executor(
         why = "a cluster address is given"
     else:
         why = "no cluster address is given"
-    _log.info("executor chosen", executor=executor.name, why=why, passages=passages, address=address)
+    size = {} if passages is None else {"passages": passages}
+    _log.info("executor chosen", executor=executor.name, why=why, address=address, **size)
     return executor
 
 
@@ -344,6 +349,9 @@ class Failure:
 class TaskRunner:
     """Makes a worker on its first task and turns whatever is raised into a :class:`Failure`.
 
+    Where the machine of a cluster that was joined does not say otherwise, the worker counts one thread, as
+    those do that inherit :func:`worker_environment`.
+
     Parameters
     ----------
     factory : bytes
@@ -351,6 +359,8 @@ class TaskRunner:
     """
 
     def __init__(self, factory: bytes) -> None:
+        for name in _THREAD_COUNTS:
+            os.environ.setdefault(name, "1")
         self._factory = factory
         self._worker: Worker | None = None
 

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hippoindex.cluster.atomic import atomic_write
+from hippoindex.cluster.executor import choose_executor
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, open_index
-from hippoindex.pipeline.config import RetrieveConfig, load_config
+from hippoindex.pipeline.bulk import rank_in_shards
+from hippoindex.pipeline.config import ClusterConfig, RetrieveConfig, load_config
 from hippoindex.pipeline.evaluate import evaluate
 from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
 from hippoindex.pipeline.retrieve.base import Ranking, Seeds
@@ -36,7 +38,8 @@ class Answers:
     explanations : sequence of sequence of Explanation or None, or None
         For each question and passage, the path to it; ``None`` if they were not asked for.
     seconds_s : float
-        Embedding of the questions and ranking; explanations and start-up are not in it.
+        Embedding of the questions and ranking; explanations are not in it, nor the start of this process,
+        but that of workers is.
     """
 
     index: Index
@@ -51,10 +54,12 @@ class Answers:
         return list(self._records())
 
     def summary(self) -> dict[str, Any]:
-        """Return how many questions were answered, and how fast."""
+        """Return how many questions were answered, how, and how fast."""
         return {
             "queries": len(self.queries),
             "method": self.method,
+            "solver": self.ranking.solver,
+            "certified_share": self.ranking.certified_share,
             "seconds_s": round(self.seconds_s, 3),
             "queries_per_s": round(len(self.queries) / self.seconds_s, 1),
         }
@@ -87,6 +92,8 @@ def answer_queries(
     top_k: int | None = None,
     explain: bool = False,
     overrides: Iterable[str] = (),
+    cluster: ClusterConfig = ClusterConfig(),  # noqa: B008 - immutable
+    work: str | Path | None = None,
 ) -> Answers:
     """Rank the passages of an index for every question of a file.
 
@@ -101,6 +108,12 @@ def answer_queries(
         Whether to find the path to each passage; the graph methods only.
     overrides : iterable of str
         ``retrieve.key=value`` settings in place of those stored with the index.
+    cluster : ClusterConfig
+        Where questions are ranked: in this process where the executor is ``auto`` and neither workers nor an
+        address are given, else in shards by workers.
+    work : str or Path, optional
+        Folder for what workers write, removed at the end; by default that of temporary files. On a cluster
+        all machines must see it, and the index, under the same path.
 
     Returns
     -------
@@ -115,14 +128,32 @@ def answer_queries(
     found = read_gold(retriever.index, queries).queries
     name = method or retriever.config.method
     started = time.perf_counter()
-    batch = retriever.encode(found)
-    ranking = retriever.rank(batch, name, top_k=top_k)
+    batch = None
+    if _needs_workers(cluster):
+        with choose_executor(cluster.executor, address=cluster.address, workers=cluster.workers) as executor:
+            ranking = rank_in_shards(
+                retriever.index.path,
+                found,
+                executor,
+                retriever.config,
+                method=name,
+                top_k=top_k,
+                work=work,
+            )
+    else:
+        batch = retriever.encode(found)
+        ranking = retriever.rank(batch, name, top_k=top_k)
     seconds_s = time.perf_counter() - started
     explanations = None
     if explain:
+        batch = retriever.encode(found) if batch is None else batch
         seeds = find_seeds(retriever.index, batch, name, retriever.config)
         explanations = explain_ranking(retriever, ranking, seeds)
     return Answers(retriever.index, found, name, ranking, explanations, seconds_s)
+
+
+def _needs_workers(cluster: ClusterConfig) -> bool:
+    return cluster.executor != "auto" or cluster.workers is not None or cluster.address is not None
 
 
 def explain_ranking(

@@ -29,6 +29,7 @@ from hippoindex.errors import KernelError
 from hippoindex.kernels.ppr.graph import Graph
 from hippoindex.kernels.ppr.power import propagate
 from hippoindex.kernels.ppr.push import Goal, Pusher
+from hippoindex.kernels.ppr.restart import check_cells
 from hippoindex.kernels.ppr.result import Ranked, SparseResult, empty_ranking
 from hippoindex.kernels.ppr.top import largest
 
@@ -103,7 +104,9 @@ def precompute(
     """
     m, d = vectors.shape
     needed = precompute_bytes(graph.n_nodes, m, block_columns)
-    if block_columns < 1 or (memory_bytes is not None and needed > memory_bytes):
+    if block_columns < 1 or start < 0:
+        raise KernelError(f"block_columns {block_columns} must be positive, start {start} not negative")
+    if memory_bytes is not None and needed > memory_bytes:
         raise KernelError(
             f"A block of {block_columns} columns over {graph.n_nodes} nodes needs {needed} bytes; the budget "
             f"is {memory_bytes}"
@@ -113,8 +116,10 @@ def precompute(
         block = np.ones((m, stop - first), dtype=np.float32)  # the column after E's last is all ones
         block[:, : min(stop, d) - first] = vectors[:, first : min(stop, d)]
         result = propagate(graph, block, first_node, damping, tolerance)
-        values = result.scores[first_node : first_node + m]
-        yield Columns(first, values, result.residual, result.iterations)
+        values = result.scores[first_node : first_node + m].copy()  # a view would keep the other nodes' rows
+        columns = Columns(first, values, result.residual, result.iterations)
+        del block, result
+        yield columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +145,9 @@ class DenseRestart:
         ------
         KernelError
         """
-        if self.vectors.ndim != 2 or self.z.shape != self.vectors.shape or self.z1.shape != self.z.shape[:1]:
+        if self.vectors.ndim != 2 or not len(self.vectors):
+            raise KernelError(f"vectors have shape {self.vectors.shape}; expected (M, d), M at least 1")
+        if self.z.shape != self.vectors.shape or self.z1.shape != self.z.shape[:1]:
             raise KernelError(
                 f"vectors {self.vectors.shape}, z {self.z.shape} and z1 {self.z1.shape} do not fit together"
             )
@@ -182,18 +189,15 @@ def rank(
     Raises
     ------
     KernelError
-        If shapes do not fit, or a query has neither seeds nor a positive weight.
+        If shapes do not fit, a value is negative or not finite where it may not be, or a query has neither
+        seeds nor a positive weight.
     """
-    dense.validate()
-    low, high = pusher.candidates
-    weights = np.broadcast_to(np.asarray(weight, dtype=np.float64), (len(queries),))
+    weights = np.asarray(weight, dtype=np.float64)
+    _check_shapes(pusher, dense, queries, weights, seeds, top_k)
+    weights = np.broadcast_to(weights, (len(queries),))
     masses = np.asarray(seeds.sum(axis=1), dtype=np.float64).ravel()
-    if high - low != len(dense.vectors) or queries.shape[1:] != dense.vectors.shape[1:]:
-        raise KernelError(
-            f"{high - low} candidates and queries {queries.shape} do not fit vectors {dense.vectors.shape}"
-        )
-    if len(masses) != len(queries) or np.any(weights < 0) or np.any((weights == 0) & (masses <= 0)):
-        raise KernelError("A query needs seeds or a positive weight, and no weight may be negative")
+    _check_values(queries, weights, seeds, masses)
+    low, high = pusher.candidates
     graph, damping = pusher.graph, pusher.damping
     isolated = np.zeros(graph.n_nodes, dtype=bool)
     isolated[graph.isolated] = True
@@ -227,6 +231,48 @@ def rank(
         pushed.edges_touched,
         "affine",
     )
+
+
+def _check_shapes(
+    pusher: Pusher,
+    dense: DenseRestart,
+    queries: NDArray[np.floating],
+    weights: NDArray[np.float64],
+    seeds: sp.csr_array,
+    top_k: int,
+) -> None:
+    dense.validate()
+    low, high = pusher.candidates
+    if high - low != len(dense.vectors) or queries.shape[1:] != dense.vectors.shape[1:]:
+        raise KernelError(
+            f"{high - low} candidates and queries {queries.shape} do not fit vectors {dense.vectors.shape}"
+        )
+    expected = (len(queries), pusher.graph.n_nodes)
+    if seeds.shape != expected or weights.shape not in ((), expected[:1]):
+        raise KernelError(
+            f"seeds {seeds.shape} and weights {weights.shape} do not fit {expected[0]} queries over "
+            f"{expected[1]} nodes"
+        )
+    if top_k < 1:
+        raise KernelError(f"top_k must be at least 1; got {top_k}")
+
+
+def _check_values(
+    queries: NDArray[np.floating],
+    weights: NDArray[np.float64],
+    seeds: sp.csr_array,
+    masses: NDArray[np.float64],
+) -> None:
+    check_cells(seeds)
+    bad = np.flatnonzero(~np.isfinite(queries).all(axis=1))
+    if len(bad):
+        raise KernelError(f"query {bad[0]} holds a non-finite value")
+    bad = np.flatnonzero(~(np.isfinite(weights + masses) & (weights >= 0) & (weights + masses > 0)))
+    if len(bad):
+        raise KernelError(
+            f"query {bad[0]} has weight {weights[bad[0]]} and seeds of sum {masses[bad[0]]}: it needs "
+            "seeds or a positive weight, finite and not negative"
+        )
 
 
 def _push_seeded(

@@ -127,6 +127,8 @@ class Graph:
         a, b, w = _integers(sources, "sources"), _integers(targets, "targets"), np.asarray(weights)
         w = w if w.dtype in (np.float32, np.float64) else w.astype(np.float64)
         _check_edges(n_nodes, a, b, w)
+        if a.dtype != b.dtype:
+            a, b = a.astype(np.int64), b.astype(np.int64)
         columns = np.empty(2 * len(a), dtype=index_type(n_nodes))
         values = np.empty(2 * len(a), dtype=np.float64)
         ends = csr.scatter(n_nodes, a, b, w, columns, values)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.ppr.graph import Graph
-from hippoindex.kernels.ppr.restart import check_damping, normalised_restart, return_factor
+from hippoindex.kernels.ppr.restart import check_damping, l1_norms, normalised_restart, return_factor
 from hippoindex.kernels.ppr.result import PPRResult
 
 CHUNK_ROWS = 1024
@@ -84,7 +84,7 @@ def power(
         If the restart or the damping is not as described.
     """
     s = normalised_restart(graph, restart, damping, np.float32)  # (N, B)
-    factor = return_factor(s[graph.isolated].sum(axis=0, dtype=np.float64), damping)  # (B,)
+    factor = return_factor(l1_norms(s[graph.isolated]), damping)  # (B,)
     x, bound, iterations = iterate(
         cpu_step(graph, s, 0, damping),
         s.copy(),
@@ -133,7 +133,7 @@ def propagate(
         If the restart or the damping is not as described.
     """
     check_block(graph, restart, first_node, damping)
-    norm = np.abs(restart).sum(axis=0, dtype=np.float64)
+    norm = l1_norms(restart)
     x = np.zeros((graph.n_nodes, restart.shape[1]), dtype=np.float32)
     x[first_node : first_node + len(restart)] = restart
     step = cpu_step(graph, restart, first_node, damping)
@@ -207,7 +207,7 @@ def cpu_step(graph: Graph, restart: NDArray[np.float32], first_node: int, dampin
 
     def step(x: Any, y: Any, active: NDArray[np.bool_]) -> NDArray[np.float64]:
         _step(*arrays, x, restart, first_node, np.float32(damping), active, y, partial)
-        return partial.sum(axis=0)
+        return l1_norms(partial)
 
     return step
 

@@ -52,7 +52,7 @@ EPSILON_STEP = 0.25
 """Factor by which epsilon is lowered until a goal is reached."""
 LEAST_EPSILON = 1e-18
 CERTIFIED_UP_TO = 100
-"""Nodes considered for ``certified_k`` where no ``top_k`` is given."""
+"""Nodes considered for ``certified_k``, at least, where no ``top_k`` is given."""
 HUBS = 1024
 PASSES = 50
 """The default work limit, in passes over all stored edges."""
@@ -69,8 +69,8 @@ class Goal(NamedTuple):
     tolerance : float or None
         L1 error to reach.
     certify_k : int or None
-        How many of the best candidates must be proven. Equal scores cannot be told apart: then only
-        ``max_edges`` ends the work.
+        How many of the best candidates must be proven, at most ``top_k``. Equal scores cannot be told
+        apart: then only ``max_edges`` ends the work, or that there is nothing left to push.
     max_edges : int or None
         Stored edges after whose visit a restart is given up; by default 50 times those of the graph.
     """
@@ -146,7 +146,7 @@ def push_columns(
 
 
 class Pusher:
-    """Forward push on one graph, with memory that is reused from call to call.
+    """Forward push on one graph, with memory that is reused from call to call, one call at a time.
 
     Cells of the graph are float32, sums are float64. Restarts are solved in parallel; a result depends
     neither on the number of threads nor on what it was solved with.
@@ -235,7 +235,7 @@ class Pusher:
     def _in_threads(self, work: Callable[[_State], None], n_restarts: int) -> None:
         threads = max(1, min(self._threads, n_restarts))
         while len(self._states) < threads:
-            self._states.append(_new_state(self.graph.n_nodes))
+            self._states.append(_new_state(self._degrees))
         if threads == 1:
             work(self._states[0])
             return
@@ -256,45 +256,51 @@ class Pusher:
         factor = float(return_factor(lost, self.damping))
         arrays = self.graph.indptr, self.graph.indices, self.graph.transition
         max_edges = PASSES * len(self.graph.indices) if goal.max_edges is None else goal.max_edges
-        listed = None if top_k is None else max(top_k, goal.certify_k or 0)
-        epsilon = goal.epsilon
+        wanted = min(goal.certify_k or 0, self.candidates[1] - self.candidates[0])
+        epsilon, plain = goal.epsilon, goal.tolerance is None and goal.certify_k is None
         try:
-            _seed(seeds, weights, self._degrees, epsilon, state)
+            _seed(seeds, weights, epsilon, state)
             while True:
                 within = _spread(*arrays, self.damping, epsilon, max(max_edges, 1), state)
-                row = self._rank(state, factor, listed)
-                reason = _reason(row, goal, within and epsilon > LEAST_EPSILON)
+                row = self._rank(state, factor, top_k, max(wanted, CERTIFIED_UP_TO), last=plain)
+                reason = _reason(row, goal, wanted, within)
+                if not reason and (not within or epsilon <= LEAST_EPSILON):
+                    reason = "work limit"
                 if reason:
-                    return row.finished(reason, top_k)
+                    return row._replace(stopped_by=reason)
                 epsilon = max(epsilon * EPSILON_STEP, LEAST_EPSILON)
                 _requeue(epsilon, state)
         finally:
             _clear(state)
 
-    def _rank(self, state: _State, factor: float, listed: int | None) -> _Row:
-        reached, damping = int(state.counts[TOUCHED]), self.damping
-        nodes = np.empty(reached, dtype=np.int64)
-        lower, upper = np.empty(reached), np.empty(reached)
-        count, rho, held, closed = _bounds(
-            self._degrees, damping, *self.candidates, state, nodes, lower, upper
-        )
-        nodes, lower, upper = nodes[:count], lower[:count], upper[:count]
-        unreached = 0.0 if closed else _unreached(self._hubs, self._degrees, state, rho, damping * held)
-        order = np.lexsort((nodes, -lower)) if listed is None else largest(lower, nodes, listed)
+    def _rank(
+        self, state: _State, factor: float, top_k: int | None, certify_up_to: int, *, last: bool
+    ) -> _Row:
+        """Rank the candidates that were reached; with ``last`` the state is cleared on the way."""
+        rounds, edges = int(state.counts[ROUNDS]), int(state.counts[EDGES])
+        beyond = _largest_unreached(self._hubs, state)  # a degree
+        found = np.empty((int(state.counts[TOUCHED]), 4))
+        count, rho, held, closed = _gather(*self.candidates, state, found, last)
+        missing = self.damping * held
+        nodes, lower, upper = _bounds(found[:count], self.damping, rho, missing)
+        unreached = 0.0 if closed else min(beyond * rho, missing)
+        order = np.lexsort((nodes, -lower)) if top_k is None else largest(lower, nodes, top_k)
         return _Row(
             nodes[order],
             lower[order] * factor,
-            damping * held * factor,
-            int(state.counts[ROUNDS]),
-            _certified(order[: CERTIFIED_UP_TO if listed is None else None], lower, upper, unreached),
+            missing * factor,
+            rounds,
+            _certified(order[: certify_up_to if top_k is None else top_k], lower, upper, unreached),
             closed,
             rho,
-            int(state.counts[EDGES]),
+            edges,
         )
 
 
 TOUCHED, QUEUED, SIDE, EDGES, ROUNDS = range(5)
 """Cells of a state's counts: touched nodes, frontier nodes, which of the two frontiers, counters."""
+Y, P, DEGREE = range(3)
+"""Columns of a state's nodes."""
 
 
 class _State(NamedTuple):
@@ -302,25 +308,27 @@ class _State(NamedTuple):
 
     Attributes
     ----------
-    mass : ndarray of float64, shape (N, 2)
-        y, which is residual / degree and 0 where a node was never reached; and p, the pushed residuals /
-        degree, summed. Side by side: they are read together, and memory is what a push waits for.
+    nodes : ndarray of float64, shape (N, 4)
+        ``Y``, which is residual / degree and 0 where a node was never reached; ``P``, the pushed residuals /
+        degree, summed; ``DEGREE``; and nothing. They are read together: a push waits for memory.
     frontiers : ndarray of int, shape (2, N + 1)
         One cell more than nodes: the loops write a node before they know whether it counts.
     touched : ndarray of int, shape (N + 1,)
     counts : ndarray of int64, shape (5,)
     """
 
-    mass: NDArray[np.float64]
+    nodes: NDArray[np.float64]
     frontiers: NDArray[np.integer]
     touched: NDArray[np.integer]
     counts: NDArray[np.int64]
 
 
-def _new_state(n_nodes: int) -> _State:
-    kind = index_type(n_nodes)
+def _new_state(degrees: NDArray[np.float64]) -> _State:
+    n_nodes, kind = len(degrees), index_type(len(degrees))
+    nodes = np.zeros((n_nodes, 4))
+    nodes[:, DEGREE] = degrees
     return _State(
-        np.zeros((n_nodes, 2)),
+        nodes,
         np.empty((2, n_nodes + 1), dtype=kind),
         np.empty(n_nodes + 1, dtype=kind),
         np.zeros(5, dtype=np.int64),
@@ -340,20 +348,16 @@ class _Row(NamedTuple):
     edges: int
     stopped_by: str = ""
 
-    def finished(self, reason: str, top_k: int | None) -> _Row:
-        return self._replace(nodes=self.nodes[:top_k], scores=self.scores[:top_k], stopped_by=reason)
 
-
-def _reason(row: _Row, goal: Goal, may_go_on: bool) -> str:
-    """Return why pushing ends here, or nothing."""
+def _reason(row: _Row, goal: Goal, wanted: int, within: bool) -> str:
+    """Return which goal is reached, or nothing."""
     if goal.tolerance is None and goal.certify_k is None:
-        return "epsilon" if may_go_on else "work limit"
+        return "epsilon" if within else ""
     exact = goal.tolerance is None or row.residual <= goal.tolerance
-    wanted = goal.certify_k or 0
     proven = row.certified_k >= wanted or (row.closed and row.certified_k == len(row.nodes))
     if exact and proven:
         return "tolerance" if goal.certify_k is None else "certified"
-    return "" if may_go_on else "work limit"
+    return ""
 
 
 def _joined(rows: Iterable[_Row]) -> SparseResult:
@@ -377,7 +381,7 @@ def _joined(rows: Iterable[_Row]) -> SparseResult:
 
 def bytes_needed(n_nodes: int, threads: int) -> int:
     """Return how much a :class:`Pusher` holds beside the graph, in bytes."""
-    return n_nodes * (8 + threads * (16 + 3 * np.dtype(index_type(n_nodes)).itemsize))
+    return n_nodes * (8 + threads * (32 + 3 * np.dtype(index_type(n_nodes)).itemsize))
 
 
 def _threads_within(memory_bytes: int | None, n_nodes: int, threads: int) -> int:
@@ -400,6 +404,8 @@ def _check_goal(goal: Goal, top_k: int | None) -> None:
     for name, value in (("certify_k", goal.certify_k), ("max_edges", goal.max_edges), ("top_k", top_k)):
         if value is not None and value < 1:
             raise KernelError(f"{name} must be at least 1; got {value}")
+    if top_k is not None and (goal.certify_k or 0) > top_k:
+        raise KernelError(f"certify_k {goal.certify_k} is more than top_k {top_k}: raise top_k")
 
 
 def _largest_degrees(degrees: NDArray[np.float64], low: int, high: int) -> NDArray[np.int64]:
@@ -410,15 +416,15 @@ def _largest_degrees(degrees: NDArray[np.float64], low: int, high: int) -> NDArr
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _seed(seeds: NDArray, weights: NDArray, degrees: NDArray, epsilon: float, state: _State) -> None:
-    """Give distinct seeds their residuals."""
+def _seed(seeds: NDArray, weights: NDArray, epsilon: float, state: _State) -> None:
+    """Give distinct seeds their residuals; one that underflows still counts as reached."""
     queued = 0
     for i in range(seeds.shape[0]):
         node = seeds[i]
-        state.mass[node, 0] = weights[i] / degrees[node]
+        state.nodes[node, Y] = max(weights[i] / state.nodes[node, DEGREE], VISITED)
         state.touched[i] = node
         state.frontiers[0, queued] = node
-        queued += state.mass[node, 0] > epsilon
+        queued += state.nodes[node, Y] > epsilon
     state.counts[TOUCHED], state.counts[QUEUED] = seeds.shape[0], queued
 
 
@@ -433,7 +439,7 @@ def _spread(
     state: _State,
 ) -> bool:
     """Push round by round until the frontier is empty; return whether it was within ``max_edges``."""
-    mass, touched, counts = state.mass, state.touched, state.counts
+    nodes, touched, counts = state.nodes, state.touched, state.counts
     n_touched, edges = counts[TOUCHED], counts[EDGES]
     side, queued = counts[SIDE], counts[QUEUED]
     within = True
@@ -445,16 +451,16 @@ def _spread(
                 within = False
                 break
             node = now[i]
-            handed = damping * mass[node, 0]
-            mass[node, 1] += mass[node, 0]
-            mass[node, 0] = VISITED
+            handed = damping * nodes[node, Y]
+            nodes[node, P] += nodes[node, Y]
+            nodes[node, Y] = VISITED
             start, stop = indptr[node], indptr[node + 1]
             edges += stop - start
             for cell in range(start, stop):
                 other = indices[cell]
-                before = mass[other, 0]
+                before = nodes[other, Y]
                 after = before + handed * transition[cell]
-                mass[other, 0] = after
+                nodes[other, Y] = after
                 # without branches, which a processor would guess wrongly every other time
                 later[waiting] = other
                 waiting += (before <= epsilon) & (after > epsilon)
@@ -475,22 +481,24 @@ def _requeue(epsilon: float, state: _State) -> None:
     for i in range(state.counts[TOUCHED]):
         node = state.touched[i]
         state.frontiers[0, queued] = node
-        queued += state.mass[node, 0] > epsilon
+        queued += state.nodes[node, Y] > epsilon
     state.counts[SIDE], state.counts[QUEUED] = 0, queued
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _bounds(
-    degrees: NDArray,
-    damping: float,
-    low: int,
-    high: int,
-    state: _State,
-    nodes: NDArray,
-    lower: NDArray,
-    upper: NDArray,
+def _largest_unreached(hubs: NDArray, state: _State) -> float:
+    """Return the largest degree, or a bound of it, of a candidate that was never reached."""
+    for i in range(hubs.shape[0]):
+        if state.nodes[hubs[i], Y] == 0.0:
+            return state.nodes[hubs[i], DEGREE]
+    return state.nodes[hubs[-1], DEGREE] if hubs.shape[0] > 0 else 0.0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _gather(
+    low: int, high: int, state: _State, found: NDArray, clear: bool
 ) -> tuple[int, float, float, bool]:
-    """Write the touched candidates with the least and the greatest score that they may have.
+    """Write number, y, p and degree of the touched candidates, and clear the state if that is wanted.
 
     Returns
     -------
@@ -506,30 +514,34 @@ def _bounds(
     count, rho, held, closed = 0, 0.0, 0.0, True
     for i in range(state.counts[TOUCHED]):
         node = state.touched[i]
-        y, p, degree = state.mass[node, 0], state.mass[node, 1], degrees[node]
+        y, p, degree = state.nodes[node, Y], state.nodes[node, P], state.nodes[node, DEGREE]
         rho = max(rho, y)
         held += y * degree
         closed &= p > 0.0
         if low <= node < high:
-            nodes[count] = node
-            lower[count] = (1.0 - damping) * degree * (p + y)
-            upper[count] = degree  # for the second pass
+            found[count, 0], found[count, 1], found[count, 2], found[count, 3] = node, y, p, degree
             count += 1
-    for i in range(count):
-        degree, y = upper[i], state.mass[nodes[i], 0]
-        upper[i] = lower[i] + min(degree * (rho - (1.0 - damping) * y), damping * held)
+        if clear:
+            state.nodes[node, Y] = 0.0
+            state.nodes[node, P] = 0.0
+    if clear:
+        state.counts[:] = 0
     return count, rho, held, closed
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _unreached(hubs: NDArray, degrees: NDArray, state: _State, rho: float, missing: float) -> float:
-    """Return the greatest score that a candidate which was never reached may have."""
-    for i in range(hubs.shape[0]):
-        if state.mass[hubs[i], 0] == 0.0:
-            return min(degrees[hubs[i]] * rho, missing)
-    if hubs.shape[0] == 0:
-        return 0.0
-    return min(degrees[hubs[-1]] * rho, missing)
+def _bounds(
+    found: NDArray, damping: float, rho: float, missing: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return nodes, and the least and the greatest score that each may have."""
+    count = found.shape[0]
+    nodes, lower, upper = np.empty(count, np.int64), np.empty(count), np.empty(count)
+    for i in range(count):
+        y, p, degree = found[i, 1], found[i, 2], found[i, 3]
+        nodes[i] = np.int64(found[i, 0])
+        lower[i] = (1.0 - damping) * degree * (p + y)
+        upper[i] = lower[i] + min(degree * (rho - (1.0 - damping) * y), missing)
+    return nodes, lower, upper
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -550,5 +562,6 @@ def _certified(order: NDArray, lower: NDArray, upper: NDArray, unreached: float)
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _clear(state: _State) -> None:
     for i in range(state.counts[TOUCHED]):
-        state.mass[state.touched[i]] = 0.0
+        state.nodes[state.touched[i], Y] = 0.0
+        state.nodes[state.touched[i], P] = 0.0
     state.counts[:] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
@@ -34,12 +35,13 @@ def normalised_restart(graph: Graph, restart: ArrayLike, damping: float, dtype: 
     Raises
     ------
     KernelError
-        If the graph has no node, the shape is another, or a column holds a negative or non-finite value or
-        nothing but zeros.
+        If the graph has no node, the shape is another, or a column holds a negative or non-finite value,
+        nothing but zeros, or values whose sum overflows.
     """
     check_damping(damping)
     _check_not_empty(graph)
     s = np.asarray(restart)
+    s = s if s.dtype in (np.float32, np.float64) else s.astype(np.float64)
     if s.ndim != 2 or s.shape[0] != graph.n_nodes:
         raise KernelError(f"restart has shape {s.shape}; expected ({graph.n_nodes}, B)")
     sums = np.zeros(s.shape[1])
@@ -50,9 +52,8 @@ def normalised_restart(graph: Graph, restart: ArrayLike, damping: float, dtype: 
             raise KernelError(
                 f"restart holds a negative or non-finite value in row {start + row}, column {column}"
             )
-        sums += rows.sum(axis=0, dtype=np.float64)
-    if np.any(sums <= 0):
-        raise KernelError(f"restart column {int(np.flatnonzero(sums <= 0)[0])} is all zeros")
+        sums += l1_norms(rows)
+    _check_sums(sums, "restart column")
     scaled = np.empty(s.shape, dtype=dtype)
     for start in range(0, len(s), CHUNK_ROWS):
         scaled[start : start + CHUNK_ROWS] = s[start : start + CHUNK_ROWS] / sums
@@ -65,30 +66,56 @@ def sparse_restarts(graph: Graph, restarts: SparseRestarts) -> sp.csr_array:
     Raises
     ------
     KernelError
-        If the graph has no node, the shape is another, or a row holds a negative or non-finite value or
-        nothing but zeros.
+        If the graph has no node, the shape is another, or a row holds a node outside the graph, a negative
+        or non-finite value, nothing but zeros, or values whose sum overflows.
     """
     _check_not_empty(graph)
     matrix: Any = sp.csr_array(restarts, dtype=np.float64, copy=True)  # type: ignore[arg-type] # stubs: 1-d
     if matrix.ndim != 2 or matrix.shape[1] != graph.n_nodes:
         raise KernelError(f"restarts have shape {matrix.shape}; expected (Q, {graph.n_nodes})")
-    if matrix.nnz and not 0 <= matrix.indices.min() <= matrix.indices.max() < graph.n_nodes:
-        raise KernelError(f"restarts: a node number is outside 0..{graph.n_nodes - 1}")
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    bad = np.flatnonzero(~(np.isfinite(matrix.data) & (matrix.data >= 0)))
-    if len(bad):
-        raise KernelError(
-            f"restart {rows[bad[0]]} has weight {matrix.data[bad[0]]} at node {matrix.indices[bad[0]]}; "
-            "weights are finite and not negative"
-        )
+    check_cells(matrix)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    sums = np.bincount(rows, weights=matrix.data, minlength=matrix.shape[0])
-    if np.any(sums <= 0):
-        raise KernelError(f"restart {int(np.flatnonzero(sums <= 0)[0])} is all zeros")
+    sums = np.bincount(rows, weights=matrix.data, minlength=matrix.shape[0]).astype(np.float64)
+    _check_sums(sums, "restart")
     matrix.data /= sums[rows]
     return matrix
+
+
+def check_cells(matrix: sp.csr_array) -> None:
+    """Check every stored cell of sparse restarts, shape (Q, N).
+
+    Raises
+    ------
+    KernelError
+        Naming the first row that holds a node outside the graph, or a negative or non-finite value.
+    """
+    nodes, weights = matrix.indices, matrix.data
+    outside = (nodes < 0) | (nodes >= matrix.shape[1])
+    bad = np.flatnonzero(outside | ~(np.isfinite(weights) & (weights >= 0)))
+    if not len(bad):
+        return
+    row = int(np.searchsorted(matrix.indptr, bad[0], side="right")) - 1
+    if outside[bad[0]]:
+        raise KernelError(f"restart {row} names node {nodes[bad[0]]}; nodes are 0..{matrix.shape[1] - 1}")
+    raise KernelError(
+        f"restart {row} has weight {weights[bad[0]]} at node {nodes[bad[0]]}; "
+        "weights are finite and not negative"
+    )
+
+
+@numba.njit(cache=True, error_model="numpy")
+def l1_norms(block: NDArray) -> NDArray[np.float64]:
+    """Return the sum of absolute values of each column in float64, shape (B,).
+
+    Added row by row: numpy's order depends on the number of columns, and with it the last bits of the sums.
+    """
+    norms = np.zeros(block.shape[1], np.float64)
+    for row in range(block.shape[0]):
+        for column in range(block.shape[1]):
+            norms[column] += abs(block[row, column])
+    return norms
 
 
 def candidate_range(graph: Graph, candidates: tuple[int, int] | None) -> tuple[int, int]:
@@ -123,6 +150,13 @@ def return_factor(isolated_mass: NDArray[np.float64] | float, damping: float) ->
     ndarray of float64, shape (B,)
     """
     return np.asarray(1.0 / (1.0 - damping * np.asarray(isolated_mass, dtype=np.float64)))
+
+
+def _check_sums(sums: NDArray[np.float64], name: str) -> None:
+    bad = np.flatnonzero(~((sums > 0) & np.isfinite(sums)))
+    if len(bad):
+        what = "is all zeros" if sums[bad[0]] == 0 else "has weights whose sum overflows; scale them down"
+        raise KernelError(f"{name} {bad[0]} {what}")
 
 
 def _check_not_empty(graph: Graph) -> None:

@@ -89,7 +89,10 @@ def _choose(method: str, matrix: sp.csr_array, n_nodes: int) -> str:
 
 
 def ranked(result: SparseResult, k: int) -> Ranked:
-    """Return the first k nodes of a sparse result as a rectangle."""
+    """Return the first k nodes of a sparse result as a rectangle.
+
+    Where more nodes than k are proven as a set, it is not known which k of them are the best: none is.
+    """
     nodes, scores, _ = empty_ranking(len(result), k)
     for number in range(len(result)):
         found, values = result.row(number)
@@ -101,7 +104,7 @@ def ranked(result: SparseResult, k: int) -> Ranked:
         result.residual,
         result.iterations,
         result.converged,
-        np.minimum(result.certified_k, k),
+        np.where(result.certified_k <= k, result.certified_k, 0),
         result.edges_touched,
         "push",
     )
@@ -137,12 +140,15 @@ def _best_of_column(
 ) -> tuple[NDArray[np.int64], NDArray[np.floating], int]:
     """Return the k best candidates of a column, their scores, and how many of them are proven.
 
-    Two nodes can be wrong by the residual together, not each: k nodes are the best where the gap to the next
-    score is at least the residual.
+    What no walk reached is -1. Two nodes can be wrong by the residual together, not each: k nodes are the
+    best where the gap to the next score is at least the residual.
     """
     values = np.ascontiguousarray(result.scores[low:high, column])
     order = largest(values, np.arange(len(values)), k + 1)
     gaps = values[order[:-1]].astype(np.float64) - values[order[1:]]
     proven = np.flatnonzero(gaps >= result.residual[column])
-    everyone = k if k == len(values) else 0
-    return order[:k] + low, values[order[:k]], max(int(proven[-1]) + 1 if len(proven) else 0, everyone)
+    reached = values[order[:k]] > 0
+    everyone = k if k == len(values) and reached.all() else 0
+    nodes = np.where(reached, order[:k] + low, -1)
+    certified = max(int(proven[-1]) + 1 if len(proven) else 0, everyone)
+    return nodes, values[order[:k]], min(certified, int(reached.sum()))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hippoindex.errors import KernelError
+from hippoindex.kernels.simjoin.rows import check_arguments
 
 
 class Pairs(NamedTuple):
@@ -30,7 +30,8 @@ def reference(
     """Return all pairs with cosine >= threshold that survive the per-node cap.
 
     Every node that searches keeps its ``max_neighbors`` highest cosines (ties: the lower row number); a pair
-    survives if either end keeps it. HippoRAG (section 2.2) joins phrases with cosine >= 0.8.
+    survives if either end keeps it. HippoRAG (section 2.2) joins phrases with cosine >= 0.8; its code starts
+    no search from a phrase with fewer than 3 alphanumeric characters, which is what ``searches`` is for.
 
     Parameters
     ----------
@@ -44,9 +45,14 @@ def reference(
     Returns
     -------
     Pairs
+
+    Raises
+    ------
+    KernelError
+        If the arguments are not as described.
     """
+    may_search = check_arguments(np.asarray(vectors), threshold, max_neighbors, searches)
     x = np.asarray(vectors, dtype=np.float64)
-    may_search = check_arguments(x, threshold, max_neighbors, searches)
     cosines = np.stack([(x * row).sum(axis=1) for row in x]) if len(x) else x @ x.T
     kept: set[tuple[int, int]] = set()
     for node in np.flatnonzero(may_search).tolist():
@@ -56,30 +62,3 @@ def reference(
     pairs = np.array(sorted(kept), dtype=np.int64).reshape(-1, 2)
     first, second = pairs[:, 0], pairs[:, 1]
     return Pairs(first, second, cosines[first, second].astype(np.float32))
-
-
-def check_arguments(
-    vectors: NDArray, threshold: float, max_neighbors: int, searches: ArrayLike | None
-) -> NDArray[np.bool_]:
-    """Check what every backend demands of its arguments and return ``searches`` as an array, shape (N,).
-
-    Raises
-    ------
-    KernelError
-    """
-    if vectors.ndim != 2:
-        raise KernelError(f"vectors have shape {vectors.shape}; expected (N, d)")
-    if not 0.0 < threshold <= 1.0:
-        raise KernelError(f"threshold is a cosine above 0 and at most 1; got {threshold}")
-    if max_neighbors < 1:
-        raise KernelError(f"max_neighbors is at least 1; got {max_neighbors}")
-    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    off = np.flatnonzero(~(np.abs(norms - 1.0) <= 5e-3))
-    if len(off):
-        raise KernelError(f"Row {off[0]} has norm {norms[off[0]]:.4f}; rows must be L2-normalised")
-    if searches is None:
-        return np.ones(len(vectors), dtype=bool)
-    mask = np.asarray(searches, dtype=bool)
-    if mask.shape != (len(vectors),):
-        raise KernelError(f"searches has shape {mask.shape}; expected ({len(vectors)},)")
-    return mask

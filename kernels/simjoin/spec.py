@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.simjoin.exact import exact
+from hippoindex.kernels.simjoin.ivf import ivf
 from hippoindex.kernels.simjoin.reference import Pairs, reference
 from hippoindex.kernels.spec import Backend, Inputs, KernelSpec, add_spec
 
@@ -59,3 +62,6 @@ spec = add_spec(
 )
 spec.register(Backend("reference", reference))
 spec.register(Backend("exact", exact))
+spec.register(
+    Backend("ivf", partial(ivf, target_recall=1.0))
+)  # at that target it owes the reference's result

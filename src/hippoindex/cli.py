@@ -116,7 +116,7 @@ def index(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, publish."""
+    """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, precompute, publish."""
     from hippoindex.pipeline.build import build_index
     from hippoindex.pipeline.config import load_config
     from hippoindex.pipeline.display import build_summary
@@ -140,6 +140,28 @@ def index(
 
 
 @app.command()
+def precompute(
+    directory: Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="precompute.* or retrieve.damping, e.g. retrieve.damping=0.85."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Solve the passages' part of PPR anew, for another damping or type; the index is replaced at once."""
+    from hippoindex.pipeline.display import record_table
+    from hippoindex.pipeline.precompute import refresh
+
+    made = refresh(directory, overrides or ())
+    if as_json:
+        _print_json(made)
+    else:
+        Console().print(record_table(made))
+
+
+@app.command()
 def retrieve(
     index: IndexOption,
     queries: QueriesOption,
@@ -159,15 +181,33 @@ def retrieve(
     explain: Annotated[
         bool, typer.Option("--explain", help="Add the path of phrases to each passage.")
     ] = False,
+    executor: Annotated[
+        ExecutorName,
+        typer.Option(
+            help="Where questions are ranked; auto is this process unless --workers is given. That walks the "
+            "graph on all cores but embeds questions on one: workers pay from about a thousand questions on, "
+            "with ray, which is slow to start, from some thousands."
+        ),
+    ] = ExecutorName.auto,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Parallel workers.  [default: one per core]")
+    ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Rank passages for every question of a file."""
     from hippoindex.pipeline.answer import answer_queries, write_answers
+    from hippoindex.pipeline.config import ClusterConfig
     from hippoindex.pipeline.display import answers_view
 
     answers = answer_queries(
-        index, queries, method=method, top_k=top_k, explain=explain, overrides=overrides or ()
+        index,
+        queries,
+        method=method,
+        top_k=top_k,
+        explain=explain,
+        overrides=overrides or (),
+        cluster=ClusterConfig(executor=executor.value, workers=workers),
     )
     if output is not None:
         write_answers(answers, output)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numba
+
 from hippoindex.errors import HippoIndexError, MissingPackageError, ModelError
 
 
@@ -45,8 +47,8 @@ def write(salt: str, task: FileTask) -> None:
 
 
 def write_environment(_salt: str, task: FileTask) -> None:
-    threads = [os.environ.get(f"{name}_NUM_THREADS") for name in ("OMP", "OPENBLAS", "MKL")]
-    Path(task.output).write_text(str(threads))
+    threads = [os.environ.get(f"{name}_NUM_THREADS") for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")]
+    Path(task.output).write_text(f"{threads} {numba.get_num_threads()}")
     print("printed by a worker", flush=True)  # noqa: T201
 
 

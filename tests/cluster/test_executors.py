@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hippoindex.cluster.executor import Executor, LocalExecutor, choose_executor
+from hippoindex.cluster.executor import Executor, LocalExecutor, TaskRunner, choose_executor
 from hippoindex.cluster.ray_executor import RayExecutor
 from hippoindex.errors import ExecutorError, MissingPackageError, ModelError, UsageError
 
@@ -104,10 +104,19 @@ def test_workers_have_one_thread_and_print_nothing_to_standard_output(
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     tasks = make_tasks(3, "write_environment")
     run(executor, factory, tasks)
-    assert {Path(task.output).read_text() for task in tasks} == {"['1', '1', '1']"}
+    assert {Path(task.output).read_text() for task in tasks} == {"['1', '1', '1', '1'] 1"}
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "MKL_NUM_THREADS" not in os.environ
     assert capfd.readouterr().out == ""
+
+
+def test_a_worker_that_inherits_nothing_counts_one_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster that was joined; what its machine says of threads is left alone."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+    TaskRunner(b"")
+    assert os.environ["NUMBA_NUM_THREADS"] == "1"
+    assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
 def test_no_tasks(executor: Executor, workers_module: ModuleType) -> None:

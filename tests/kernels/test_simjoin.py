@@ -1,16 +1,51 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from hippoindex.errors import KernelError
-from hippoindex.kernels.simjoin import exact, reference
-from hippoindex.kernels.simjoin.spec import generate
+from hippoindex.kernels.simjoin import (
+    Pairs,
+    exact,
+    ivf,
+    join,
+    measure_recall,
+    normalised,
+    reference,
+    stacked,
+    unusable_rows,
+)
+from hippoindex.kernels.simjoin.best import BestPairs
+from hippoindex.kernels.simjoin.spec import check, generate
 
 seeds = st.integers(0, 2**32 - 1)
 HALF_SPHERE = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]], dtype=np.float32)
+
+
+def clustered(n: int, d: int = 48, seed: int = 0, spread: float = 0.08) -> NDArray[np.float32]:
+    """Unit vectors around n / 12 random centres with most energy on the first axes, as embeddings have."""
+    rng = np.random.default_rng(seed)
+    scale = 1.0 / np.sqrt(1.0 + np.arange(d))
+    centres = rng.standard_normal((max(n // 12, 1), d)) * scale
+    x = centres[rng.integers(0, len(centres), n)] + spread * rng.standard_normal((n, d))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    x.flags.writeable = False  # no join may change its input
+    return x
+
+
+def as_set(pairs: Pairs) -> set[tuple[int, int]]:
+    return set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+
+
+def assert_same(left: Pairs, right: Pairs) -> None:
+    for one, other in zip(left, right, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_pairs_of_known_vectors() -> None:
@@ -32,43 +67,257 @@ def test_a_node_that_does_not_search_can_still_be_found() -> None:
     assert len(exact(HALF_SPHERE, threshold=0.79, searches=np.zeros(4, bool)).first) == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=seeds, size=st.integers(1, 3000))
 def test_result_does_not_depend_on_the_memory_budget(seed: int, size: int) -> None:
     inputs = generate(np.random.default_rng(seed), size)
-    small, large = exact(**inputs, memory_bytes=1), exact(**inputs)
-    for left, right in zip(small, large, strict=True):
-        assert np.array_equal(left, right)
+    assert_same(exact(**inputs, memory_bytes=1), exact(**inputs))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=seeds, half=st.booleans())
+def test_short_sketches_lose_nothing(seed: int, half: bool) -> None:
+    vectors = clustered(4500, d=96, seed=seed)
+    vectors = vectors.astype(np.float16) if half else vectors
+    full = vectors.astype(np.float64)
+    products = full @ full.T
+    wanted = np.argwhere(np.triu(products >= 0.8, 1))
+    result = join(vectors, 0.8, 4500, method="exact", sample=50)
+    assert result.details["rank"] < 96
+    np.testing.assert_array_equal(np.stack(result.pairs[:2], axis=1), wanted)
+    np.testing.assert_allclose(result.pairs.cosine, products[*wanted.T], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["exact", "ivf"])
+def test_result_depends_neither_on_threads_nor_on_memory(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = clustered(6000)
+    arguments = {"method": method, "max_neighbors": 3, "sample": 100}
+    expected = join(vectors, **arguments)  # type: ignore[arg-type]
+    assert_same(join(vectors, **arguments, memory_bytes=1).pairs, expected.pairs)  # type: ignore[arg-type]
+    for count in (1, 3):
+        monkeypatch.setattr("hippoindex.kernels.simjoin.threads.n_threads", lambda count=count: count)
+        assert_same(join(vectors, **arguments).pairs, expected.pairs)  # type: ignore[arg-type]
+
+
+def test_a_memory_map_is_joined_like_an_array(tmp_path: Path) -> None:
+    vectors = clustered(5000).astype(np.float16)
+    np.save(tmp_path / "vectors.npy", vectors)
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    for method in (exact, ivf):
+        assert_same(method(mapped), method(vectors))
 
 
 def test_a_pair_exactly_at_the_threshold_counts() -> None:
     vectors = np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]])
     assert len(exact(vectors, threshold=0.5).first) == 1
     assert len(exact(vectors, threshold=0.5000001).first) == 0
+    assert len(exact(np.eye(3)[[0, 1, 0]], threshold=1.0).first) == 1
 
 
-def test_progress_ends_at_one() -> None:
+@pytest.mark.parametrize("method", ["exact", "ivf"])
+def test_progress_ends_at_one(method: str) -> None:
     seen: list[float] = []
-    vectors = generate(np.random.default_rng(0), 2500)["vectors"]
-    exact(vectors, on_progress=seen.append)
+    join(clustered(5000), method=method, sample=50, on_progress=seen.append)  # type: ignore[arg-type]
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 
 
-@pytest.mark.parametrize("join", [reference, exact])
-def test_bad_arguments_are_refused(join: type[object]) -> None:
+@pytest.mark.parametrize("method", [reference, exact, ivf, join])
+def test_bad_arguments_are_refused(method: type[object]) -> None:
     for arguments, message in [
         ((np.ones(3),), r"shape \(3,\)"),
         ((np.ones((2, 2)),), "Row 0 has norm 1.4142"),
-        ((np.full((2, 2), np.nan),), "Row 0 has norm nan"),
+        ((np.array([[1.0, 0.0], [np.nan, 0.0]]),), "Row 1 has norm nan"),
+        ((np.array([[1.0, 0.0], [0.0, 0.0]]),), "Row 1 has norm 0.0000"),
         ((HALF_SPHERE, 0.0), "above 0 and at most 1"),
+        ((HALF_SPHERE, 1.1), "above 0 and at most 1"),
+        ((HALF_SPHERE, np.nan), "above 0 and at most 1"),
         ((HALF_SPHERE, 0.5, 0), "at least 1"),
         ((HALF_SPHERE, 0.5, 3, np.ones(2, bool)), r"searches has shape \(2,\)"),
     ]:
         with pytest.raises(KernelError, match=message):
-            join(*arguments)  # type: ignore[call-arg]
+            method(*arguments)  # type: ignore[call-arg]
 
 
-def test_no_vectors_make_no_pairs() -> None:
-    for join in (reference, exact):
-        assert len(join(np.empty((0, 4), np.float32)).first) == 0
+def test_bad_options_are_refused() -> None:
+    some = exact(HALF_SPHERE)
+    for options, message in [
+        ({"method": "annoy"}, "no method 'annoy'"),
+        ({"target_recall": 0.0}, "target_recall is above 0"),
+        ({"target_recall": 1.5}, "target_recall is above 0"),
+        ({"sample": 0}, "sample is at least 1"),
+        ({"known": some}, "come together"),
+        ({"new": np.ones(4, bool)}, "come together"),
+        ({"known": some, "new": np.ones(5, bool)}, r"new has shape \(5,\)"),
+        ({"known": Pairs(*np.array([[0], [4], [1]])), "new": np.ones(4, bool)}, r"pair 0 is \(0, 4\)"),
+        ({"known": Pairs(*np.array([[2], [1], [1]])), "new": np.ones(4, bool)}, r"pair 0 is \(2, 1\)"),
+    ]:
+        with pytest.raises(KernelError, match=message):
+            join(HALF_SPHERE, **options)  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="dimension 2, the added ones 3"):
+        stacked(HALF_SPHERE, np.eye(3))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_fewer_than_two_vectors_make_no_pairs(n: int) -> None:
+    vectors = np.eye(4, dtype=np.float32)[:n]
+    for method in (reference, exact, ivf):
+        assert len(method(vectors).first) == 0
+    result = join(vectors)
+    assert len(result.pairs.first) == 0
+    assert (result.recall.pairs, result.recall.phrases) == (0, n)
+    assert (result.recall.low, result.recall.high) == (0.0, 1.0)
+
+
+def test_rows_without_a_direction_are_named_with_the_reason() -> None:
+    vectors = np.eye(5, dtype=np.float32)
+    vectors[1], vectors[3, 0], vectors[4, 2] = 0.0, np.nan, np.inf
+    assert unusable_rows(vectors) == {1: "zero", 3: "not finite", 4: "not finite"}
+    assert unusable_rows(np.eye(3)) == {}
+    with pytest.raises(KernelError, match="Row 1 is zero"):
+        normalised(vectors)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_unnormalised_rows_are_normalised_and_counted(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((50, 8)).astype(dtype)
+    vectors[7] /= np.linalg.norm(vectors[7].astype(np.float64))
+    vectors[8] = np.finfo(dtype).max / 4  # its square overflows
+    kept = vectors.copy()
+    rows, changed = normalised(vectors)
+    assert (changed, rows.dtype) == (49, dtype)
+    np.testing.assert_array_equal(vectors, kept)
+    np.testing.assert_array_equal(rows[7], vectors[7])
+    np.testing.assert_allclose(np.linalg.norm(rows.astype(np.float64), axis=1), 1.0, atol=2e-3)
+    exact(rows)
+    same, changed = normalised(rows)
+    assert changed == 0
+    assert np.shares_memory(same, rows)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds, size=st.integers(2, 120), cap=st.integers(1, 8))
+def test_equal_vectors_are_joined_like_others(seed: int, size: int, cap: int) -> None:
+    rng = np.random.default_rng(seed)
+    few = clustered(12, d=5, seed=seed, spread=0.5)
+    inputs = {
+        "vectors": few[rng.integers(0, len(few), size)],
+        "threshold": 0.6,
+        "max_neighbors": cap,
+        "searches": rng.random(size) < 0.8,
+    }
+    expected = reference(**inputs)
+    check(exact(**inputs), expected, inputs)
+    check(ivf(**inputs, target_recall=1.0), expected, inputs)
+
+
+def test_a_hub_of_equal_vectors_keeps_the_lowest_rows() -> None:
+    hub = np.zeros((20_000, 8), np.float16)
+    hub[:, 0] = 1.0
+    pairs = join(hub, max_neighbors=10, sample=20).pairs
+    low = np.arange(20_000)
+    wanted = {(i, j) for i in range(11) for j in low[i + 1 :] if i < 10 or j < 10}  # a row skips itself
+    assert as_set(pairs) == {(int(i), int(j)) for i, j in wanted}
+
+
+def test_memory_of_a_hub_of_near_duplicates_is_bounded() -> None:
+    rng = np.random.default_rng(0)
+    hub = np.eye(16)[0] + 0.02 * rng.standard_normal((6000, 16))
+    hub = (hub / np.linalg.norm(hub, axis=1, keepdims=True)).astype(np.float32)
+    largest = 0
+    best = BestPairs(np.ones(6000, bool), 5, fresh_pairs=50_000)
+    products = hub.astype(np.float64) @ hub.astype(np.float64).T
+    for row in range(5999):
+        others = np.arange(row + 1, 6000)
+        cosine = products[row, row + 1 :]
+        keep = (cosine >= best.floors[row]) | (cosine >= best.floors[others])
+        best.add(np.full(keep.sum(), row), others[keep], cosine[keep])
+        largest = max(largest, best.held)
+    assert largest <= 6000 * 5 + 50_000 + 6000
+    assert_same(best.pairs(), exact(hub, max_neighbors=5))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=seeds, size=st.integers(1, 150), share=st.floats(0.0, 1.0))
+def test_joining_new_rows_with_all_gives_the_full_join(seed: int, size: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = generate(rng, size)
+    new = rng.random(size) < share
+    old = np.flatnonzero(~new)
+    part = {**inputs, "vectors": inputs["vectors"][old], "searches": inputs["searches"][old]}
+    before = reference(**part)
+    known = Pairs(old[before.first], old[before.second], before.cosine)
+    expected = reference(**inputs)
+    check(exact(**inputs, known=known, new=new), expected, inputs)
+    check(ivf(**inputs, target_recall=1.0, known=known, new=new), expected, inputs)
+
+
+def test_appending_by_lists_keeps_the_recall() -> None:
+    vectors, new = stacked(clustered(9000)[:8000], clustered(9000)[8000:])
+    known = exact(vectors[:8000], max_neighbors=5)
+    result = join(vectors, max_neighbors=5, known=known, new=new, method="ivf", target_recall=0.95)
+    full = exact(vectors, max_neighbors=5)
+    touched = new[full.first] | new[full.second]
+    wanted = as_set(Pairs(*(column[touched] for column in full)))
+    assert len(wanted & as_set(result.pairs)) >= 0.93 * len(wanted)
+    assert result.details["probes"] < result.details["lists"]
+
+
+def test_pairs_found_by_lists_are_true_and_enough() -> None:
+    vectors = clustered(20_000)
+    result = join(vectors, 0.85, 20_000, method="ivf", target_recall=0.98)
+    full = exact(vectors, 0.85, 20_000)
+    found, wanted = as_set(result.pairs), as_set(full)
+    assert found <= wanted
+    true_recall = len(found) / len(wanted)
+    assert true_recall >= 0.97
+    assert result.recall.low <= true_recall <= result.recall.high
+    assert result.details["probes"] < result.details["lists"] / 4
+    keys, found_keys = (pairs.first * 20_000 + pairs.second for pairs in (full, result.pairs))
+    position = np.searchsorted(keys, found_keys)
+    np.testing.assert_array_equal(full.cosine[position], result.pairs.cosine)
+
+
+def test_recall_counts_what_is_missing() -> None:
+    vectors = clustered(3000, spread=0.12)
+    full = exact(vectors, 0.8)
+    near = full.cosine < 0.85
+    assert 100 < near.sum() < len(near) - 100
+    easy = Pairs(*(column[~near] for column in full))
+    everyone = measure_recall(vectors, easy, 0.8, sample=3000)
+    assert everyone.pairs == len(full.first)
+    assert everyone.hard_pairs == near.sum()
+    assert everyone.estimate == pytest.approx(1.0 - near.mean())
+    assert (everyone.hard_estimate, everyone.hard_low) == (0.0, 0.0)
+    assert everyone.low < everyone.estimate < everyone.high
+    perfect = measure_recall(vectors, full, 0.8, sample=200)
+    assert (perfect.estimate, perfect.high, perfect.phrases) == (1.0, 1.0, 200)
+    assert 0.9 < perfect.low < 1.0
+    only_searching = np.arange(3000) < 40
+    assert measure_recall(vectors, full, 0.8, searches=only_searching).phrases == 40
+
+
+def test_the_interval_covers_the_true_recall_as_often_as_it_says() -> None:
+    vectors = clustered(3000, spread=0.12)
+    full = exact(vectors, 0.8)
+    kept = np.random.default_rng(0).random(len(full.first)) < 0.9
+    partial = Pairs(*(column[kept] for column in full))
+    truth = measure_recall(vectors, partial, 0.8, sample=3000).estimate
+    covered = 0
+    for seed in range(60):
+        recall = measure_recall(vectors, partial, 0.8, sample=100, seed=seed)
+        covered += recall.low <= truth <= recall.high
+    assert covered >= 51  # 57 expected; fewer than 51 has a chance below 1 %
+
+
+def test_auto_is_exact_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = clustered(40_000)
+    assert join(vectors, sample=50).method == "exact"
+    monkeypatch.setattr(sys.modules[join.__module__], "multiplications_per_s", lambda: 1e9)
+    slow = join(vectors, sample=50)
+    assert slow.method == "ivf"
+    assert slow.estimate_s > 5.0
+    assert join(vectors, sample=50, target_recall=1.0).method == "exact"

@@ -1,0 +1,210 @@
+"""The join as a pipeline calls it: the cheaper method, its recall measured, what it took reported."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import structlog
+from numpy.typing import ArrayLike, NDArray
+
+from hippoindex.errors import KernelError
+from hippoindex.kernels.simjoin.exact import by_tiles, exact_plan
+from hippoindex.kernels.simjoin.ivf import TARGET_RECALL, by_lists, check_target, expected_cost, ivf_plan
+from hippoindex.kernels.simjoin.problem import (
+    MEMORY_BYTES,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Problem,
+    Progress,
+    pose,
+)
+from hippoindex.kernels.simjoin.recall import SAMPLE, Recall, measure_recall
+from hippoindex.kernels.simjoin.reference import Pairs
+from hippoindex.kernels.simjoin.rows import as_rows
+from hippoindex.kernels.simjoin.sketch import NODE_COST, Plan
+from hippoindex.kernels.simjoin.threads import n_threads, one_blas_thread
+
+Method = Literal["auto", "exact", "ivf"]
+
+CHEAP_S = 5.0
+"""An exact join that is expected to take no longer is not worth an approximation."""
+CALIBRATION_RANK = 64
+CALIBRATION_RUNS = 3
+
+log = structlog.get_logger("hippoindex")
+
+
+@dataclass(frozen=True, eq=False)
+class JoinResult:
+    """Pairs, and how they were found.
+
+    Attributes
+    ----------
+    pairs : Pairs
+    method : str
+        ``"exact"`` or ``"ivf"``.
+    recall : Recall
+        Measured on a sample; after an append, of the new rows.
+    estimate_s : float
+        Seconds expected before the join.
+    seconds_s : float
+        Seconds it took, without measuring the recall.
+    details : dict
+        ``nodes`` (distinct vectors), ``multiplications_per_s`` (measured before), ``recall_s`` (seconds to
+        measure the recall), ``rank`` (length of the sketches), and for ``ivf`` also ``lists``, ``probes``,
+        ``sample_pairs`` and ``compared``.
+    """
+
+    pairs: Pairs
+    method: str
+    recall: Recall
+    estimate_s: float
+    seconds_s: float
+    details: dict[str, int | float]
+
+
+def join(
+    vectors: ArrayLike,
+    threshold: float = 0.8,
+    max_neighbors: int = 100,
+    searches: ArrayLike | None = None,
+    *,
+    method: Method = "auto",
+    target_recall: float = TARGET_RECALL,
+    known: Pairs | None = None,
+    new: ArrayLike | None = None,
+    sample: int = SAMPLE,
+    seed: int = 0,
+    memory_bytes: int = MEMORY_BYTES,
+    on_progress: Progress | None = None,
+) -> JoinResult:
+    """Find all pairs with cosine >= threshold that survive the per-node cap, and measure the recall.
+
+    Parameters
+    ----------
+    vectors : array_like, shape (N, d)
+        L2-normalised rows; float16, float32 or float64; may be a memory map, which is read in blocks.
+    threshold, max_neighbors, searches
+        As for :func:`hippoindex.kernels.simjoin.reference.reference`.
+    method : {"auto", "exact", "ivf"}
+        ``auto`` is exact if that is expected to take 5 seconds or to be the faster, else ``ivf``.
+    target_recall : float
+        For ``ivf``: share of the pairs to find; with 1 ``auto`` is exact.
+    known : Pairs, optional
+        The join of the rows that are not new, in the present numbering, with the same threshold and a cap not
+        lower.
+    new : array_like of bool, shape (N,), optional
+        Rows to join with all. The result is that of joining everything.
+    sample : int
+        Rows on which the recall is measured, and as many others on which ``ivf`` chooses its probes.
+    seed : int
+        Of all samples and of k-means.
+    memory_bytes : int
+        Working memory to aim at, besides the vectors and the pairs found.
+    on_progress : callable, optional
+        Called with the share of the work done, 0 to 1.
+
+    Returns
+    -------
+    JoinResult
+
+    Raises
+    ------
+    KernelError
+        If the arguments are not as described; the message names the row.
+    """
+    if method not in get_args(Method):
+        raise KernelError(f"There is no method {method!r}; choose one of {get_args(Method)}")
+    if sample < 1:
+        raise KernelError(f"sample is at least 1; got {sample}")
+    check_target(target_recall)
+    started = time.perf_counter()
+    problem = pose(vectors, threshold, max_neighbors, searches, known, new, memory_bytes)
+    rate = multiplications_per_s()
+    chosen, how, estimate_s = _choose(problem, method, target_recall, sample, seed, rate)
+    log.info("synonym join starts", method=chosen, nodes=problem.n_nodes, estimate_s=round(estimate_s, 1))
+    details: dict[str, int | float] = {"nodes": problem.n_nodes, "multiplications_per_s": rate}
+    if chosen == "exact":
+        found = by_tiles(problem, how, on_progress)
+        details["rank"] = problem.x.shape[1] if how.axes is None else how.axes.shape[1]
+    else:
+        found, effort = by_lists(problem, how, target_recall, sample, seed, on_progress)
+        details |= asdict(effort)
+    pairs = problem.finish(found)
+    joined = time.perf_counter()
+    recall = measure_recall(problem.x, pairs, threshold, max_neighbors, searches, sample, seed + 1, among=new)
+    details["recall_s"] = time.perf_counter() - joined
+    log.info(
+        "synonym join done",
+        method=chosen,
+        pairs=len(pairs.first),
+        estimate_s=round(estimate_s, 1),
+        took_s=round(joined - started, 1),
+        recall=round(recall.estimate, 4),
+        recall_low=round(recall.low, 4),
+        recall_high=round(recall.high, 4),
+        recall_near_threshold=round(recall.hard_estimate, 4),
+        sampled_pairs=recall.pairs,
+    )
+    return JoinResult(pairs, chosen, recall, estimate_s, joined - started, details)
+
+
+def stacked(old: ArrayLike, added: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+    """Return old and added rows in one array and the mask of the added ones, as :func:`join` takes them.
+
+    Parameters
+    ----------
+    old : array_like, shape (N, d)
+    added : array_like, shape (M, d)
+
+    Returns
+    -------
+    vectors : ndarray, shape (N + M, d)
+    new : ndarray of bool, shape (N + M,)
+
+    Raises
+    ------
+    KernelError
+        If the dimensions differ.
+    """
+    first, second = as_rows(old), as_rows(added)
+    if first.shape[1] != second.shape[1]:
+        raise KernelError(
+            f"The old vectors have dimension {first.shape[1]}, the added ones {second.shape[1]}; "
+            "vectors of one model are needed"
+        )
+    return np.concatenate([first, second]), np.arange(len(first) + len(second)) >= len(first)
+
+
+def multiplications_per_s() -> float:
+    """Measure how many multiplications of a tile's GEMM all cores do in a second, in a few milliseconds."""
+    rng = np.random.default_rng(0)
+    a = rng.random((TILE_ROWS, CALIBRATION_RANK), dtype=np.float32)
+    b = rng.random((TILE_COLUMNS, CALIBRATION_RANK), dtype=np.float32)
+    out = np.empty((len(a), len(b)), np.float32)
+    seconds = []
+    with one_blas_thread():
+        for _ in range(CALIBRATION_RUNS):
+            started = time.perf_counter()
+            np.matmul(a, b.T, out=out)
+            seconds.append(time.perf_counter() - started)
+    return out.size * CALIBRATION_RANK * n_threads() / float(min(seconds))
+
+
+def _choose(
+    problem: Problem, method: Method, target_recall: float, sample: int, seed: int, rate: float
+) -> tuple[Literal["exact", "ivf"], Plan, float]:
+    """Return the method, its plan, and the seconds it is expected to take."""
+    n, asking = problem.n_nodes, int(problem.asks.sum())
+    tiles = exact_plan(problem, seed)
+    exact_s = (NODE_COST * n + asking * (n - asking / 2) * tiles.pair_cost) / rate
+    if method == "exact" or (method == "auto" and (exact_s <= CHEAP_S or target_recall == 1.0)):
+        return "exact", tiles, exact_s
+    lists = ivf_plan(problem, seed)
+    ivf_s = expected_cost(problem, lists, sample) / rate
+    if method == "ivf" or ivf_s < exact_s:
+        return "ivf", lists, ivf_s
+    return "exact", tiles, exact_s
