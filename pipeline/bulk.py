@@ -31,7 +31,7 @@ from hippoindex.cluster.executor import Executor
 from hippoindex.errors import ArtifactError, HippoIndexError, UsageError
 from hippoindex.kernels.ppr import Graph, Ranked, solve
 from hippoindex.kernels.ppr.restart import SparseRestarts, sparse_restarts
-from hippoindex.kernels.ppr.solve import SPARSE_SHARE
+from hippoindex.kernels.ppr.solve import choose_method
 from hippoindex.pipeline.config import RetrieveConfig
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.queries import Query
@@ -310,11 +310,7 @@ def _solve_arguments(graph: Graph, matrix: sp.csr_array, options: Mapping[str, A
     call = inspect.signature(solve).bind(graph, matrix, **options)
     call.apply_defaults()
     arguments = {name: value for name, value in call.arguments.items() if name not in ("graph", "restarts")}
-    checked = sparse_restarts(graph, matrix)
-    if arguments["method"] == "auto":
-        share = checked.nnz / max(checked.shape[0] * graph.n_nodes, 1)
-        arguments["method"] = "push" if share <= SPARSE_SHARE else "power"
-        log.info("PPR solver chosen", method=arguments["method"], restart_share=float(f"{share:.2g}"))
+    arguments["method"] = choose_method(arguments["method"], sparse_restarts(graph, matrix))
     return arguments
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
+import structlog
 from numpy.typing import NDArray
 
 from hippoindex.errors import KernelError
@@ -17,7 +17,7 @@ from hippoindex.kernels.ppr.restart import SparseRestarts, candidate_range, chec
 from hippoindex.kernels.ppr.result import PPRResult, Ranked, SparseResult, empty_ranking
 from hippoindex.kernels.ppr.top import largest
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger("hippoindex")
 
 SPARSE_SHARE = 0.01
 """``auto`` pushes where restarts hold at most this share of the nodes."""
@@ -70,21 +70,29 @@ def solve(
     if top_k < 1:
         raise KernelError(f"top_k must be at least 1; got {top_k}")
     matrix = sparse_restarts(graph, restarts)
-    chosen = _choose(method, matrix, graph.n_nodes)
+    chosen = choose_method(method, matrix)
     if chosen == "power":
         return _by_power(graph, matrix, top_k, (low, high), damping, tolerance, memory_bytes)
     pusher = Pusher(graph, damping, candidates=(low, high), memory_bytes=memory_bytes)
     return ranked(pusher.solve(matrix, goal, top_k=top_k), min(top_k, high - low))
 
 
-def _choose(method: str, matrix: sp.csr_array, n_nodes: int) -> str:
+def choose_method(method: str, restarts: sp.csr_array) -> str:
+    """Return the method that was asked for, or with ``auto`` the one that suits the restarts.
+
+    Raises
+    ------
+    KernelError
+        If there is no such method.
+    """
     if method in ("push", "power"):
         return method
     if method != "auto":
         raise KernelError(f"There is no method {method!r}; there are auto, push and power")
-    share = matrix.nnz / max(matrix.shape[0] * n_nodes, 1)
+    n_restarts, n_nodes = restarts.shape
+    share = restarts.nnz / max(n_restarts * n_nodes, 1)
     chosen = "push" if share <= SPARSE_SHARE else "power"
-    log.info("PPR by %s: restarts hold %.2g of %d nodes on average", chosen, share, n_nodes)
+    log.info("PPR solver chosen", method=chosen, restart_share=float(f"{share:.2g}"), nodes=n_nodes)
     return chosen
 
 

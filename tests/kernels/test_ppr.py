@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.ppr import Goal, Graph, block_width, power, propagate, push, ranked, reference, solve
@@ -319,17 +319,16 @@ def sparse_case(seed: int, n: int = 400) -> tuple[Graph, sp.csr_array]:
     return graph, sp.csr_array(restarts)
 
 
-def test_auto_pushes_sparse_restarts_and_logs_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_pushes_sparse_restarts_and_logs_why() -> None:
     graph, sparse = sparse_case(0, 1000)
-    with caplog.at_level(logging.INFO, "hippoindex.kernels.ppr.solve"):
+    with capture_logs() as logged:
         assert solve(graph, sparse, goal=Goal(1e-6)).method == "push"
         assert solve(graph, np.ones((2, 1000))).method == "power"
-    messages = [record.getMessage() for record in caplog.records]
-    assert [message.split(":")[0] for message in messages] == ["PPR by push", "PPR by power"]
-    assert "restarts hold 1 of 1000 nodes" in messages[1]
-    caplog.clear()
-    solve(graph, sparse, "push", goal=Goal(1e-3))
-    assert not caplog.records, "nothing was chosen"
+    assert [entry["method"] for entry in logged] == ["push", "power"]
+    assert (logged[1]["restart_share"], logged[1]["nodes"]) == (1.0, 1000)
+    with capture_logs() as logged:
+        solve(graph, sparse, "push", goal=Goal(1e-3))
+    assert not logged, "nothing was chosen"
 
 
 @settings(max_examples=25, deadline=None)
