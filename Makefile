@@ -36,8 +36,9 @@ lint: $(VENV)/.dev  ## Style, types and import rules.
 	$(BIN)/mypy -p hippoindex
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's tables from HIPPOINDEX_DATA.
+bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's tables (the last from HIPPOINDEX_DATA).
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/ppr.py --markdown
 	$(BIN)/python benchmarks/readme_table.py
 
 format: $(VENV)/.dev  ## Format the code.
