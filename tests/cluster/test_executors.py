@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hippoindex.cluster.executor import Executor, LocalExecutor, TaskRunner, choose_executor
+from hippoindex.cluster.executor import Executor, LocalExecutor, choose_executor
 from hippoindex.cluster.ray_executor import RayExecutor
 from hippoindex.errors import ExecutorError, MissingPackageError, ModelError, UsageError
 
@@ -110,13 +110,21 @@ def test_workers_have_one_thread_and_print_nothing_to_standard_output(
     assert capfd.readouterr().out == ""
 
 
-def test_a_worker_that_inherits_nothing_counts_one_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_inherits_nothing_counts_one_thread_too() -> None:
     """As on a cluster that was joined; what its machine says of threads is left alone."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
-    TaskRunner(b"")
-    assert os.environ["NUMBA_NUM_THREADS"] == "1"
-    assert os.environ["OMP_NUM_THREADS"] == "7"
+    code = (
+        "import os; from hippoindex.cluster.executor import TaskRunner; TaskRunner(b''); "
+        "print(os.environ['NUMBA_NUM_THREADS'], os.environ['OMP_NUM_THREADS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"OMP_NUM_THREADS": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "7"]
 
 
 def test_no_tasks(executor: Executor, workers_module: ModuleType) -> None:
