@@ -16,6 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.ppr.graph import Graph
+from hippoindex.kernels.ppr.lines import (
+    AHEAD_EDGES,
+    LINE_BYTES,
+    LINE_FLOATS,
+    aligned_copy,
+    aligned_zeros,
+    prefetch,
+)
 from hippoindex.kernels.ppr.restart import check_damping, l1_norms, normalised_restart, return_factor
 from hippoindex.kernels.ppr.result import PPRResult
 
@@ -87,8 +95,8 @@ def power(
     factor = return_factor(l1_norms(s[graph.isolated]), damping)  # (B,)
     x, bound, iterations = iterate(
         cpu_step(graph, s, 0, damping),
-        s.copy(),
-        np.empty_like(s),
+        aligned_copy(s),
+        aligned_zeros(s.shape, np.float32),
         damping,
         tolerance / factor,
         max_iterations,
@@ -134,10 +142,11 @@ def propagate(
     """
     check_block(graph, restart, first_node, damping)
     norm = l1_norms(restart)
-    x = np.zeros((graph.n_nodes, restart.shape[1]), dtype=np.float32)
+    x = aligned_zeros((graph.n_nodes, restart.shape[1]), np.float32)
     x[first_node : first_node + len(restart)] = restart
     step = cpu_step(graph, restart, first_node, damping)
-    x, bound, iterations = iterate(step, x, np.empty_like(x), damping, tolerance * norm, max_iterations)
+    y = aligned_zeros(x.shape, np.float32)
+    x, bound, iterations = iterate(step, x, y, damping, tolerance * norm, max_iterations)
     residual = np.divide(bound, norm, out=np.zeros_like(bound), where=norm > 0)
     return PPRResult(x, residual, iterations, residual <= tolerance)
 
@@ -227,6 +236,7 @@ def _step(
 ) -> None:
     """Set ``y = d T x + (1 - d) s`` in active columns and ``partial[chunk] = sum |y - x|`` over its rows."""
     n, width = x.shape
+    last, lines = indices.shape[0] - 1, (width + LINE_FLOATS - 1) // LINE_FLOATS
     stay = np.float32(1) - damping
     for chunk in numba.prange((n + CHUNK_ROWS - 1) // CHUNK_ROWS):
         total = np.empty(width, np.float32)
@@ -234,6 +244,9 @@ def _step(
         for row in range(chunk * CHUNK_ROWS, min(n, (chunk + 1) * CHUNK_ROWS)):
             total[:] = np.float32(0)
             for cell in range(indptr[row], indptr[row + 1]):
+                soon = indices[min(cell + AHEAD_EDGES, last)]
+                for line in range(lines):
+                    prefetch(x, soon, line * LINE_BYTES)
                 weight = transition[cell]
                 source = x[indices[cell]]
                 for b in range(width):

@@ -33,6 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.ppr.graph import Graph, index_type
+from hippoindex.kernels.ppr.lines import AHEAD_EDGES, LINE_BYTES, aligned_zeros, prefetch
 from hippoindex.kernels.ppr.restart import (
     SparseRestarts,
     candidate_range,
@@ -53,6 +54,8 @@ EPSILON_STEP = 0.25
 LEAST_EPSILON = 1e-18
 CERTIFIED_UP_TO = 100
 """Nodes considered for ``certified_k``, at least, where no ``top_k`` is given."""
+AHEAD_NODES = 4
+"""How many pushes ahead a node's edges are asked for; the place where they begin, twice as many."""
 HUBS = 1024
 PASSES = 50
 """The default work limit, in passes over all stored edges."""
@@ -283,11 +286,13 @@ class Pusher:
         count, rho, held, closed = _gather(*self.candidates, state, found, last)
         missing = self.damping * held
         nodes, lower, upper = _bounds(found[:count], self.damping, rho, missing)
-        unreached = 0.0 if closed else min(beyond * rho, missing)
+        unreached = 0.0 if closed else factor * min(beyond * rho, missing)
+        lower *= factor  # first, as this makes some equal
+        upper *= factor
         order = np.lexsort((nodes, -lower)) if top_k is None else largest(lower, nodes, top_k)
         return _Row(
             nodes[order],
-            lower[order] * factor,
+            lower[order],
             missing * factor,
             rounds,
             _certified(order[: certify_up_to if top_k is None else top_k], lower, upper, unreached),
@@ -325,7 +330,7 @@ class _State(NamedTuple):
 
 def _new_state(degrees: NDArray[np.float64]) -> _State:
     n_nodes, kind = len(degrees), index_type(len(degrees))
-    nodes = np.zeros((n_nodes, 4))
+    nodes = aligned_zeros((n_nodes, 4), np.float64)
     nodes[:, DEGREE] = degrees
     return _State(
         nodes,
@@ -442,7 +447,7 @@ def _spread(
     nodes, touched, counts = state.nodes, state.touched, state.counts
     n_touched, edges = counts[TOUCHED], counts[EDGES]
     side, queued = counts[SIDE], counts[QUEUED]
-    within = True
+    within, last = True, indices.shape[0] - 1
     while queued > 0 and within:
         now, later = state.frontiers[side], state.frontiers[1 - side]
         waiting = 0
@@ -450,6 +455,13 @@ def _spread(
             if edges >= max_edges:
                 within = False
                 break
+            begins = now[min(i + 2 * AHEAD_NODES, queued - 1)]
+            prefetch(indptr, begins, 0)
+            prefetch(nodes, begins, 0)
+            edge = indptr[now[min(i + AHEAD_NODES, queued - 1)]]
+            for line in range(2):
+                prefetch(indices, edge, line * LINE_BYTES)
+                prefetch(transition, edge, line * LINE_BYTES)
             node = now[i]
             handed = damping * nodes[node, Y]
             nodes[node, P] += nodes[node, Y]
@@ -457,6 +469,7 @@ def _spread(
             start, stop = indptr[node], indptr[node + 1]
             edges += stop - start
             for cell in range(start, stop):
+                prefetch(nodes, indices[min(cell + AHEAD_EDGES, last)], 0)
                 other = indices[cell]
                 before = nodes[other, Y]
                 after = before + handed * transition[cell]
@@ -512,7 +525,9 @@ def _gather(
         Whether every node that was reached was pushed: then there is nothing beyond them.
     """
     count, rho, held, closed = 0, 0.0, 0.0, True
-    for i in range(state.counts[TOUCHED]):
+    last = state.counts[TOUCHED] - 1
+    for i in range(last + 1):
+        prefetch(state.nodes, state.touched[min(i + AHEAD_EDGES, last)], 0)
         node = state.touched[i]
         y, p, degree = state.nodes[node, Y], state.nodes[node, P], state.nodes[node, DEGREE]
         rho = max(rho, y)
