@@ -1,15 +1,17 @@
-"""Are the GPU backends of Personalized PageRank right on this machine, and which one is fastest?
+"""Are the GPU backends of the kernels right on this machine, and which one is fastest?
 
-Runs from a checkout without installing it, on a machine with a CUDA device: it needs numpy, scipy, numba (the
-CPU path that results are compared with), cupy and, for its backend, pylibcugraph.
+Runs from a checkout without installing it, on a machine with a CUDA device: it needs numpy, scipy, numba,
+threadpoolctl, structlog (the CPU path that results are compared with), cupy and, for their backends,
+pylibcugraph and faiss-gpu.
 
     python benchmarks/gpu_check.py --json out.json
 
-First every GPU backend that can run here solves random inputs of the kernel's specification and is held to
-the float64 reference. Then a power-law graph is solved in blocks of growing width by cuSPARSE, by the fused
-kernel and by the fused kernel with float16 storage, each compared with the CPU's result. Exits with 3 if
-there is no device, with 1 if a check failed. ``--dry-run`` takes numpy for CuPy where that does the same
-work, which is the cuSPARSE path; the kernels themselves are not run.
+First every GPU backend that can run here solves random inputs of its kernel's specification and is held to
+the float64 reference. Then Personalized PageRank over a power-law graph is solved in blocks of growing width
+by cuSPARSE, by the fused kernel and by the fused kernel with float16 storage, and clustered vectors are
+joined, each compared with the CPU's result. Exits with 3 if there is no device, with 1 if a check failed or a
+join found other pairs than the CPU. ``--dry-run`` takes numpy for CuPy and for the join's kernel, which does
+the work of the cuSPARSE path and of the join's tiles; the kernels themselves are not run.
 """
 
 from __future__ import annotations
@@ -34,11 +36,16 @@ import scipy.sparse as sp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hippoindex.errors import KernelError
+from hippoindex.kernels import simjoin
 from hippoindex.kernels.ppr import Graph, PPRResult, cupy_backend, power, spec
 from hippoindex.kernels.ppr.cupy_backend import Device, Solver
+from hippoindex.kernels.simjoin import cupy_backend as join_backend
+from hippoindex.kernels.spec import KernelSpec
 
 KINDS = (("spmm", "float32"), ("fused", "float32"), ("fused", "float16"))
 GPU_BACKENDS = ("cupy", "cupy-float16", "cugraph")
+JOIN_BACKENDS = ("cupy", "cupy-float32", "faiss-gpu")
+DRY_VECTORS = 2000
 PACKAGES = (
     "numpy",
     "scipy",
@@ -47,6 +54,7 @@ PACKAGES = (
     "cupy-cuda12x",
     "pylibcugraph-cu13",
     "pylibcugraph-cu12",
+    "faiss-gpu",
 )
 
 
@@ -58,6 +66,8 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--edges-per-node", type=int, default=10)
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64, 128, 256])
+    parser.add_argument("--vectors", type=int, default=100_000, help=f"at most {DRY_VECTORS} if dry")
+    parser.add_argument("--dimension", type=int, default=768)
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--examples", type=int, default=50, help="random inputs for each backend")
     parser.add_argument("--dry-run", action="store_true")
@@ -75,11 +85,13 @@ def main() -> int:
         "graph": {"nodes": arguments.nodes, "edges_per_node": arguments.edges_per_node, "seed": 0},
         "checks": dry_checks(arguments.examples) if arguments.dry_run else checks(arguments.examples),
         "timings": timings(arguments),
+        "joins": join_timings(arguments),
     }
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         print("record:", arguments.json)
-    return int(any(text.startswith("FAILED") for text in record["checks"].values()))
+    failed = any(text.startswith("FAILED") for text in record["checks"].values())
+    return int(failed or not all(row.get("same_pairs", True) for row in record["joins"]))
 
 
 def machine() -> dict[str, Any]:
@@ -127,8 +139,14 @@ def checks(examples: int) -> dict[str, str]:
     results = {}
     for name in GPU_BACKENDS:
         reason = spec.backends[name].unavailable()
-        results[name] = f"not run: {reason}" if reason else check(spec.backends[name].run, examples)
-    results["spmm"] = check(solver_of("spmm", "float32", None), examples)
+        results[name] = f"not run: {reason}" if reason else check(spec, spec.backends[name].run, examples)
+    results["spmm"] = check(spec, solver_of("spmm", "float32", None), examples)
+    for name in JOIN_BACKENDS:
+        backend = simjoin.spec.backends[name]
+        reason = backend.unavailable()
+        results[f"simjoin {name}"] = (
+            f"not run: {reason}" if reason else check(simjoin.spec, backend.run, examples)
+        )
     for name, text in results.items():
         print(f"check {name}: {text}")
     return results
@@ -136,16 +154,18 @@ def checks(examples: int) -> dict[str, str]:
 
 def dry_checks(examples: int) -> dict[str, str]:
     results = dict.fromkeys(GPU_BACKENDS, "not run: dry run")
-    results["spmm with numpy"] = check(solver_of("spmm", "float32", numpy_device()), examples)
+    results["spmm with numpy"] = check(spec, solver_of("spmm", "float32", numpy_device()), examples)
+    results["simjoin tiles with numpy"] = check(simjoin.spec, numpy_join, examples)
     return results
 
 
-def check(run: Callable[..., PPRResult], examples: int) -> str:
+def check(kernel: KernelSpec, run: Callable[..., Any], examples: int) -> str:
     """Hold a backend to the specification's reference, on random inputs of growing size."""
     for seed in range(examples):
-        inputs = spec.generate(np.random.default_rng(seed), 2 + seed * seed * 2)
+        size = 2 + seed * seed * 2 if kernel is spec else 2 + seed * seed // 2  # a slow reference
+        inputs = kernel.generate(np.random.default_rng(seed), size)
         try:
-            spec.check(run(**inputs), spec.reference(**inputs), inputs)
+            kernel.check(run(**inputs), kernel.reference(**inputs), inputs)
         except KernelError as error:
             return f"FAILED with seed {seed}: {error}"
     return "passed"
@@ -249,6 +269,79 @@ def kept(scores: np.ndarray, expected: np.ndarray) -> float:
     best = np.argpartition(-scores, min(20, len(scores)) - 1)[:20]
     twentieth = np.sort(expected)[-20:].min()
     return float(np.mean(expected[best] >= twentieth * (1 - 1e-5)))
+
+
+def numpy_join(*vectors: Any, **options: Any) -> simjoin.Pairs:
+    return join_backend.exact(*vectors, **options, device=numpy_join_device())
+
+
+def numpy_join_device() -> join_backend.Device:
+    def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        np.matmul(a.astype(np.float32), b.astype(np.float32).T, out=out)
+
+    def launch(_name: str, _grid: Any, _block: Any, arguments: tuple[Any, ...]) -> None:
+        _, _, products, rows, first_column, asks, row_low, column_low, capacity, count, cells = arguments
+        columns = first_column + np.arange(products.shape[1])
+        taken = np.where(asks.astype(bool), rows[:, None] < columns, rows[:, None] != columns)
+        hits = np.flatnonzero(taken & (products >= np.minimum(row_low[:, None], column_low)))
+        count[0] = len(hits)
+        cells[: min(len(hits), capacity)] = hits[:capacity]
+
+    def write(target: np.ndarray, values: np.ndarray) -> None:
+        target[...] = values
+
+    return join_backend.Device(np, multiply, launch, write, np.array, lambda: 2**30)
+
+
+def clustered_vectors(n: int, dimension: int) -> np.ndarray:
+    """Unit vectors around n / 12 random centres with most energy on the first axes, as embeddings have."""
+    rng = np.random.default_rng(2)
+    scale = (1.0 / np.sqrt(1.0 + np.arange(dimension))).astype(np.float32)
+    centres = rng.standard_normal((max(n // 12, 1), dimension), np.float32) * scale
+    x = centres[rng.integers(0, len(centres), n)]
+    spread = rng.uniform(0.2, 0.8, (n, 1)).astype(np.float32)  # cosines within a cluster from 0.6 to 0.96
+    x += spread * scale * rng.standard_normal(x.shape, np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x
+
+
+def join_timings(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    n = min(arguments.vectors, DRY_VECTORS) if arguments.dry_run else arguments.vectors
+    x = clustered_vectors(n, arguments.dimension)
+    simjoin.exact(x[:100])  # compiles
+    started = time.perf_counter()
+    expected = simjoin.exact(x)
+    cpu_s = time.perf_counter() - started
+    common = {"vectors": n, "dimension": arguments.dimension, "pairs": len(expected.first)}
+    rows = []
+    for name in ("tiles with numpy",) if arguments.dry_run else JOIN_BACKENDS:
+        row = {"backend": name, **common, "cpu_exact_s": round(cpu_s, 4)}
+        reason = None if arguments.dry_run else simjoin.spec.backends[name].unavailable()
+        if reason is None:
+            run = numpy_join if arguments.dry_run else simjoin.spec.backends[name].run
+            row |= timed_join(run, x, expected, arguments.passes)
+        else:
+            row["not_run"] = reason
+        print(json.dumps(row))
+        rows.append(row)
+    return rows
+
+
+def timed_join(
+    run: Callable[..., simjoin.Pairs], x: np.ndarray, expected: simjoin.Pairs, passes: int
+) -> dict[str, Any]:
+    """Time whole joins, transfers and rechecks included; compare the result with the CPU's."""
+    try:
+        result = run(x)  # also compiles
+    except KernelError as error:
+        return {"not_run": str(error)}
+    seconds = []
+    for _ in range(passes):
+        started = time.perf_counter()
+        run(x)
+        seconds.append(time.perf_counter() - started)
+    same = np.array_equal(result.first, expected.first) and np.array_equal(result.second, expected.second)
+    return {"join_s": round(statistics.median(seconds), 6), "same_pairs": same}
 
 
 if __name__ == "__main__":

@@ -16,17 +16,23 @@ import pyarrow.parquet as pq
 import pydantic
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
 from hippoindex.pipeline.config import Section
+from hippoindex.reader import MANIFEST as MANIFEST
+from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
+from hippoindex.reader import Reader, check_sizes, load_manifest
 
-SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
-UNCOVERED = frozenset({MANIFEST, "stats.json", "report.html"})
-"""Files that the manifest does not list: itself, and those that hold times."""
+CHECKSUMS = "SHA256SUMS"
+TIMED = ("report.html", "stats.json")
+"""Files that hold times, and so differ between two runs on the same input."""
+UNCOVERED = frozenset({MANIFEST, CHECKSUMS, *TIMED})
+"""Files that the manifest does not list."""
 ROWS_PER_FILE = 1_000_000
+VECTOR_ROWS = 1 << 16
 VECTOR_KINDS = ("passages", "phrases", "facts")
 TRANSITION = "ppr/transition.npy"
 
@@ -34,8 +40,8 @@ TRANSITION = "ppr/transition.npy"
 class FileEntry(Section):
     """Size and SHA-256 of a file of the index."""
 
-    bytes: int
-    sha256: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Counts(Section):
@@ -109,9 +115,24 @@ class Index:
     manifest: Manifest
 
     @cached_property
+    def reader(self) -> Reader:
+        """The same files, for going through them in blocks; it keeps nothing in memory."""
+        return Reader(self.path, self.manifest.model_dump())
+
+    @cached_property
     def passages(self) -> pa.Table:
         """Passages in node order, ``schemas.PASSAGE``."""
         return self._table("passages")
+
+    @cached_property
+    def documents(self) -> pa.Table:
+        """Documents that were read, in order, ``schemas.DOCUMENT``."""
+        return self._table("documents")
+
+    @cached_property
+    def extractions(self) -> pa.Table:
+        """What was extracted from each passage, row by row, ``schemas.EXTRACTION``."""
+        return self._table("extractions")
 
     @cached_property
     def phrases(self) -> pa.Table:
@@ -214,29 +235,22 @@ class Index:
         return self._array(f"vectors/{kind}.npy")
 
     def verify(self) -> None:
-        """Read every file and compare it with the manifest.
+        """Check everything that :func:`hippoindex.pipeline.verify.verify_index` checks.
 
         Raises
         ------
         ArtifactError
-            Naming the first file that is missing, changed or not listed, or the counts that do not add up.
+            Naming the first fault, and how many more there are.
         """
-        self.manifest.counts.check()
-        listed, present = set(self.manifest.files), set(_covered_files(self.path))
-        for name in sorted(present - listed):
-            raise ArtifactError(f"{self.path / name} is not in the manifest")
-        for name, entry in self.manifest.files.items():
-            if name not in present or file_entry(self.path / name) != entry:
-                state = "has changed" if name in present else "is missing"
-                raise ArtifactError(f"{self.path / name} {state}: build the index again or restore the file")
-        self.graph.validate()
+        from hippoindex.pipeline.verify import verify_index
+
+        verify_index(self.path).require_sound()
 
     def _table(self, name: str) -> pa.Table:
-        files = sorted((self.path / name).glob("*.parquet"))
-        return pa.concat_tables([pq.read_table(file, partitioning=None) for file in files]).combine_chunks()
+        return self.reader.table(name).combine_chunks()
 
     def _array(self, name: str) -> NDArray:
-        return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
+        return self.reader.array(name.removesuffix(".npy"))
 
 
 def open_index(path: str | Path) -> Index:
@@ -253,37 +267,37 @@ def open_index(path: str | Path) -> Index:
     Raises
     ------
     ArtifactError
-        If there is no complete index of this schema version, or a file is missing or has another size.
+        If there is no complete index of this schema version, or a file is missing, has another size, or lies
+        outside the index.
     """
     folder = Path(path)
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ArtifactError(f"{folder} is not an index: it has no {MANIFEST} (it is written last)")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{file} is not valid JSON: {error}") from error
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found != SCHEMA_VERSION:
-        raise ArtifactError(f"{file} has schema version {found}; this version reads {SCHEMA_VERSION}")
-    try:
-        manifest = Manifest.model_validate(content)
-    except pydantic.ValidationError as error:
-        raise ArtifactError(f"{file} is not a manifest of version {SCHEMA_VERSION}: {error}") from error
-    for name, entry in manifest.files.items():
-        member = folder / name
-        if not member.is_file() or member.stat().st_size != entry.bytes:
-            raise ArtifactError(
-                f"{member} is missing or does not have {entry.bytes} bytes: restore or rebuild"
-            )
+    content = load_manifest(folder)
+    manifest = parse_manifest(folder, content)
+    check_sizes(folder, content["files"])
     return Index(folder, manifest)
+
+
+def parse_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
+    """Return the content of a manifest, which :func:`hippoindex.reader.load_manifest` has read, as one.
+
+    Raises
+    ------
+    ArtifactError
+        If a field is missing, unknown or of another type.
+    """
+    try:
+        return Manifest.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise ArtifactError(
+            f"{folder / MANIFEST} is not a manifest of version {SCHEMA_VERSION}: {error}"
+        ) from error
 
 
 def write_parquet(table: pa.Table, folder: Path) -> None:
     """Write a table as ``part-NNNNN.parquet`` files of at most ``ROWS_PER_FILE`` rows (at least one file)."""
     folder.mkdir(parents=True)
     for number, start in enumerate(range(0, max(table.num_rows, 1), ROWS_PER_FILE)):
-        part = table.slice(start, ROWS_PER_FILE)
+        part = table.slice(start, ROWS_PER_FILE).combine_chunks()  # else bytes depend on how it was made
         pq.write_table(part, folder / f"part-{number:05d}.parquet", compression="zstd")
 
 
@@ -294,30 +308,80 @@ def write_arrays(folder: Path, **arrays: NDArray) -> None:
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
 
-def write_vectors(file: Path, parts: Iterable[pa.Table], n_rows: int, dimension: int, dtype: str) -> None:
-    """Stream tables with a ``vector`` column into one ``.npy`` of shape (n_rows, dimension)."""
+def write_vectors(
+    file: Path,
+    parts: Iterable[pa.Table],
+    dimension: int,
+    dtype: str,
+    places: NDArray[np.int64],
+    held: NDArray[np.floating] | None = None,
+) -> None:
+    """Stream vectors into one ``.npy`` of shape (rows, dimension).
+
+    Parameters
+    ----------
+    file : Path
+    parts : iterable of pyarrow.Table
+        With a column ``vector``: the rows that are not held, in order.
+    dimension : int
+    dtype : str
+    places : ndarray of int64, shape (rows,)
+        Row of ``held`` that each row is, -1 where it is none.
+    held : ndarray, shape (H, dimension), optional
+
+    Raises
+    ------
+    ArtifactError
+        If there are more or fewer vectors than rows, or those held have another dimension.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    if n_rows == 0:
+    if len(places) == 0:
         np.save(file, np.empty((0, dimension), dtype=dtype), allow_pickle=False)
         return
-    out = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=(n_rows, dimension))
+    out = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=(len(places), dimension))
+    source = np.empty((0, dimension), dtype=dtype) if held is None else held
+    if source.shape[1:] != (dimension,):
+        raise ArtifactError(
+            f"{file.name}: the index holds vectors of dimension {source.shape[1]}, not {dimension}"
+        )
+    known, fresh = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
+    for start in range(0, len(known), VECTOR_ROWS):
+        rows = known[start : start + VECTOR_ROWS]
+        out[rows] = source[places[rows]]
     row = 0
     for part in parts:
         values = part["vector"].combine_chunks().flatten().to_numpy().reshape(-1, dimension)
-        out[row : row + len(values)] = values
+        out[fresh[row : row + len(values)]] = values
         row += len(values)
     out.flush()
-    if row != n_rows:
-        raise ArtifactError(f"{file.name}: {row} vectors for {n_rows} rows")
+    if row != len(fresh):
+        raise ArtifactError(f"{file.name}: {row} vectors for {len(fresh)} rows")
 
 
 def write_manifest(folder: Path, **fields: Any) -> Manifest:
     """List and hash what lies in ``folder``, write ``manifest.json`` and return it. Call this last."""
-    files = {name: file_entry(folder / name) for name in _covered_files(folder)}
+    files = {name: file_entry(folder / name) for name in covered_files(folder)}
     manifest = Manifest(schema_version=SCHEMA_VERSION, files=files, **fields)
     manifest.counts.check()
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
     return manifest
+
+
+def write_checksums(folder: Path) -> None:
+    """Write ``SHA256SUMS`` over all other files, for ``sha256sum --check``. Call this after everything else.
+
+    Digests of the files that the manifest lists are taken from there.
+    """
+    digests = {name: entry["sha256"] for name, entry in load_manifest(folder)["files"].items()}
+    for name in (MANIFEST, *TIMED):
+        if (folder / name).is_file():
+            digests[name] = file_entry(folder / name).sha256
+    (folder / CHECKSUMS).write_text(checksums_text(digests), encoding="ascii")
+
+
+def checksums_text(digests: Mapping[str, str]) -> str:
+    """Return the content of ``SHA256SUMS``: digest and path of each file, sorted by path."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
@@ -333,7 +397,8 @@ def file_entry(file: Path) -> FileEntry:
     return FileEntry(bytes=file.stat().st_size, sha256=digest.hexdigest())
 
 
-def _covered_files(folder: Path) -> Iterator[str]:
+def covered_files(folder: Path) -> Iterator[str]:
+    """Yield the paths of the files in a folder that a manifest lists, sorted."""
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if file.is_file() and name not in UNCOVERED:

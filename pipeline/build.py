@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,22 +26,24 @@ from hippoindex.cluster.atomic import atomic_directory
 from hippoindex.cluster.executor import Executor, choose_executor
 from hippoindex.cluster.usage import PeakMemory, machine
 from hippoindex.errors import InputError, ThresholdError, UsageError
-from hippoindex.kernels import simjoin
 from hippoindex.kernels.simjoin import Pairs
 from hippoindex.pipeline import artifact, schemas
 from hippoindex.pipeline.chunk import ChunkStage
-from hippoindex.pipeline.config import Config, SynonymsConfig
-from hippoindex.pipeline.corpus import CorpusReader, Document
+from hippoindex.pipeline.config import Config
+from hippoindex.pipeline.corpus import CorpusCounts, CorpusReader, Document, corpus_fingerprint
 from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
-from hippoindex.pipeline.normalise import count_alphanumerics
 from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.progress import Advance, Monitor
 from hippoindex.pipeline.report import write_report
 from hippoindex.pipeline.resolve import Resolution, ResolveStage, fact_texts, merge
 from hippoindex.pipeline.shards import ShardStore, column, count_rows
 from hippoindex.pipeline.stage import quarantine_table, read_table, write_table
+from hippoindex.pipeline.synonyms import find_synonyms, known_pairs, recall_shortfall
+
+STAGES = ("read", "chunk", "extract", "resolve", "synonyms")
+"""Stages that quarantine, in their order."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class BuildResult:
     stats: dict[str, Any]
 
 
-def build_index(config: Config, *, overwrite: bool = False, monitor: Monitor | None = None) -> BuildResult:
+def build_index(
+    config: Config, *, overwrite: bool = False, strict: bool = False, monitor: Monitor | None = None
+) -> BuildResult:
     """Build an index of a corpus.
 
     Parameters
@@ -61,6 +66,8 @@ def build_index(config: Config, *, overwrite: bool = False, monitor: Monitor | N
         ``corpus.path`` and ``output`` must be set.
     overwrite : bool
         Whether an index that is at ``output`` may be replaced; it stays readable until the new one is whole.
+    strict : bool
+        Whether a recall of synonyms below ``synonyms.target_recall`` is an error. The index is there then.
     monitor : Monitor, optional
         Shows progress and keeps the times.
 
@@ -75,24 +82,69 @@ def build_index(config: Config, *, overwrite: bool = False, monitor: Monitor | N
     InputError
         If the corpus cannot be read or holds no passage.
     ThresholdError
-        If more than ``max_quarantine_rate`` was quarantined. What was done is kept for the next run.
+        If more than ``max_quarantine_rate`` was quarantined; what was done is kept for the next run. If
+        ``strict``, and too few synonyms were found.
     """
     output = _check_output(config, overwrite)
-    work = output.with_name(output.name + ".work")
+    return carry_out(config, output, Run.build, replace=overwrite, strict=strict, monitor=monitor)
+
+
+def carry_out(
+    config: Config,
+    output: Path,
+    make: Callable[[Run, Path], artifact.Manifest],
+    *,
+    source: artifact.Index | None = None,
+    replace: bool,
+    strict: bool = False,
+    monitor: Monitor | None = None,
+) -> BuildResult:
+    """Have an index made in the work folder beside ``output`` and publish it there in one step.
+
+    Parameters
+    ----------
+    config : Config
+    output : Path
+    make : callable
+        ``make(run, folder)`` fills an empty folder and returns its manifest.
+    source : Index, optional
+        See :class:`Run`.
+    replace, strict, monitor
+        As for :func:`build_index`; ``replace`` is its ``overwrite``.
+
+    Returns
+    -------
+    BuildResult
+
+    Raises
+    ------
+    ThresholdError
+        If ``strict``, and too few synonyms were found; the index is there then.
+    """
+    work = work_folder(output)
     assembled = work / "assembled"
     shutil.rmtree(assembled, ignore_errors=True)  # of a run that was killed
     assembled.mkdir(parents=True)
-    run = _Run(config, ShardStore(work, monitor or Monitor()))
+    run = Run(config, ShardStore(work, monitor or Monitor()), source)
     started = datetime.now(UTC)
     with PeakMemory() as memory:
-        manifest = run.build(assembled)
+        manifest = make(run, assembled)
     stats = run.stats(manifest, started, memory.peak_bytes)
     artifact.write_json(assembled / "stats.json", stats)
     write_report(assembled / "report.html", manifest, stats)
-    with atomic_directory(output, replace=overwrite) as folder:
+    artifact.write_checksums(assembled)
+    with atomic_directory(output, replace=replace) as folder:
         assembled.replace(folder)  # a folder may take the place of an empty one
     shutil.rmtree(work)
+    shortfall = recall_shortfall(manifest.stages["synonyms"], config.synonyms)
+    if strict and shortfall is not None:
+        raise ThresholdError(f"{output} is built, but {shortfall}")
     return BuildResult(output, manifest, stats)
+
+
+def work_folder(output: Path) -> Path:
+    """Return where a run that makes ``output`` keeps its shards."""
+    return output.with_name(output.name + ".work")
 
 
 def _check_output(config: Config, overwrite: bool) -> Path:
@@ -113,40 +165,81 @@ def _check_output(config: Config, overwrite: bool) -> Path:
     return output
 
 
-class _Run:
-    """One run: its configuration, its shards, and the executor it has chosen."""
+@dataclass(frozen=True)
+class Parts:
+    """What an index is assembled from, in passage order.
 
-    def __init__(self, config: Config, store: ShardStore) -> None:
+    Attributes
+    ----------
+    documents : pyarrow.Table
+        ``schemas.DOCUMENT``.
+    read : CorpusCounts
+    passages_made : int
+        Those quarantined included.
+    passages : pyarrow.Table
+        ``schemas.PASSAGE``.
+    extractions : pyarrow.Table
+        ``schemas.EXTRACTION``, row by row those of the passages.
+    resolution : Resolution
+    """
+
+    documents: pa.Table
+    read: CorpusCounts
+    passages_made: int
+    passages: pa.Table
+    extractions: pa.Table
+    resolution: Resolution
+
+
+class Run:
+    """One run: its configuration, its shards, and the executor it has chosen.
+
+    Parameters
+    ----------
+    config : Config
+    store : ShardStore
+    source : Index, optional
+        Vectors and synonym edges that it holds are taken from it.
+    """
+
+    def __init__(self, config: Config, store: ShardStore, source: artifact.Index | None = None) -> None:
         self.config = config
         self.store = store
+        self.source = source
         self.executor: Executor
+        self.effort: dict[str, Any]
+
+    @contextmanager
+    def executing(self, passages: int) -> Iterator[None]:
+        """Choose an executor for so many passages and keep it open."""
+        cluster = self.config.cluster
+        with choose_executor(
+            cluster.executor, address=cluster.address, workers=cluster.workers, passages=passages
+        ) as self.executor:
+            yield
 
     def build(self, folder: Path) -> artifact.Manifest:
         """Do the whole job into an empty folder."""
-        reader, documents = self._read()
-        cluster = self.config.cluster
-        with choose_executor(
-            cluster.executor,
-            address=cluster.address,
-            workers=cluster.workers,
-            passages=reader.counts.documents,
-        ) as self.executor:
-            made = self._chunk(documents)
-            passages, extractions = self._extract(made)
-            resolution = self._resolve(passages, extractions)
-            self._embed(passages, resolution, folder)
-        edges = self._connect(resolution, folder)
+        reader, documents = self.read()
+        with self.executing(reader.counts.documents):
+            return self.assemble(self.extract(reader, documents), folder)
+
+    def assemble(self, parts: Parts, folder: Path, parent: str | None = None) -> artifact.Manifest:
+        """Embed, connect and write what was extracted; the executor must be open."""
+        self._embed(parts, folder)
+        edges = self._connect(parts.resolution, folder)
         self._precompute(folder)
         with self._stage("publish", "files") as advance:
-            self._write_tables(passages, resolution, folder)
+            quarantine = in_stage_order(self.store.all_quarantine())
+            _write_tables(parts, quarantine, folder)
             manifest = artifact.write_manifest(
                 folder,
                 generator=f"hippoindex {__version__}",
-                corpus_fingerprint=reader.fingerprint,
-                parent=None,
+                corpus_fingerprint=corpus_fingerprint(parts.documents),
+                parent=parent,
                 config=self.config.result_part(),
                 stages=self.store.stages,
-                counts=self._counts(reader, made, extractions, resolution, edges),
+                counts=_counts(parts, quarantine, edges),
             )
             advance(len(manifest.files))
         return manifest
@@ -163,6 +256,7 @@ class _Run:
                 {**asdict(time), "items_per_s": round(time.items / max(time.seconds_s, 1e-9), 2)}
                 for time in self.store.monitor.times
             ],
+            **self.effort,
             "executor": self.executor.name,
             "workers": self.executor.workers,
             "machine": dict(machine()),
@@ -172,8 +266,20 @@ class _Run:
     def _stage(self, name: str, unit: str) -> AbstractContextManager[Advance]:
         return self.store.monitor.stage(name, 0, unit)
 
-    def _read(self) -> tuple[CorpusReader, list[Path]]:
-        reader = CorpusReader(self.config.corpus)
+    def read(self, known: pa.Table | None = None) -> tuple[CorpusReader, list[Path]]:
+        """Read the corpus into shards of documents.
+
+        Parameters
+        ----------
+        known : pyarrow.Table, optional
+            Documents that count as read before, ``schemas.DOCUMENT``.
+
+        Raises
+        ------
+        InputError
+            If the corpus cannot be read or nothing is in it.
+        """
+        reader = CorpusReader(self.config.corpus, known)
         with self._stage("read", "records") as advance:
             rows = (_whole_document(document) for document in reader)
             size = self.config.cluster.shard_passages
@@ -181,9 +287,24 @@ class _Run:
             advance(reader.counts.records)
         self.store.quarantine.append(quarantine_table(reader.quarantine))
         self._check_quarantine("records", reader.counts.quarantined, reader.counts.records)
-        if not documents:
+        if not documents and not reader.counts.duplicates:
             raise InputError(f"{', '.join(self.config.corpus.path)}: there is no passage in it")
         return reader, documents
+
+    def extract(self, reader: CorpusReader, documents: list[Path]) -> Parts:
+        """Chunk, extract and resolve the documents that were read."""
+        made = self._chunk(documents)
+        passages, extractions = self._extract(made)
+        stage = ResolveStage(self.config.graph)
+        resolved = self.store.run(self.executor, stage, "passages", extractions)
+        return Parts(
+            documents=reader.documents(_read_documents(documents)),
+            read=reader.counts,
+            passages_made=sum(map(count_rows, made)),
+            passages=pa.concat_tables(map(read_table, passages)),
+            extractions=pa.concat_tables(map(read_table, extractions)),
+            resolution=merge(list(map(read_table, resolved)), column(passages, "passage_id")),
+        )
 
     def _chunk(self, documents: list[Path]) -> list[Path]:
         chunk = self.config.chunk
@@ -224,52 +345,58 @@ class _Run:
         write_table(table.filter(pc.is_in(table["passage_id"], value_set=ids)), kept)
         return kept
 
-    def _resolve(self, passages: list[Path], extractions: list[Path]) -> Resolution:
-        stage = ResolveStage(self.config.graph)
-        resolved = self.store.run(self.executor, stage, "passages", extractions)
-        return merge([read_table(shard) for shard in resolved], column(passages, "passage_id"))
-
-    def _embed(self, passages: list[Path], resolution: Resolution, folder: Path) -> None:
-        """Embed passages, phrases and facts, and write their vectors."""
-        config, size = self.config.embed, self.config.cluster.shard_texts
-        phrases = resolution.phrases["phrase"].combine_chunks()
-        facts = fact_texts(resolution.facts, resolution.fact_ends, phrases)
+    def _embed(self, parts: Parts, folder: Path) -> None:
+        """Write the vectors of passages, phrases and facts; what the source does not hold is embedded."""
+        phrases, facts = parts.resolution.phrases, parts.resolution.facts
+        names = phrases["phrase"].combine_chunks()
         texts = {
-            "passages": [self._texts_of(number, shard) for number, shard in enumerate(passages)],
-            "phrases": self.store.write_column("phrases", phrases, TEXT, size),
-            "facts": self.store.write_column("facts", facts, TEXT, size),
+            "passages": (parts.passages["passage_id"], _passage_texts(parts.passages)),
+            "phrases": (phrases["phrase_id"], names),
+            "facts": (facts["fact_id"], fact_texts(facts, parts.resolution.fact_ends, names)),
         }
-        stage = EmbedStage(config)
+        stage, cluster = EmbedStage(self.config.embed), self.config.cluster
+        sizes = dict.fromkeys(texts, cluster.shard_texts) | {"passages": cluster.shard_passages}
+        places = {kind: self._places(kind, ids) for kind, (ids, _) in texts.items()}
+        inputs = {
+            kind: self.store.write_column(kind, values.filter(pa.array(places[kind] < 0)), TEXT, sizes[kind])
+            for kind, (_, values) in texts.items()
+        }
         shards = iter(
-            self.store.run(self.executor, stage, "texts", [s for kind in texts for s in texts[kind]])
+            self.store.run(self.executor, stage, "texts", [s for kind in inputs for s in inputs[kind]])
         )
-        for kind, inputs in texts.items():
-            outputs = list(itertools.islice(shards, len(inputs)))
-            file, rows = folder / "vectors" / f"{kind}.npy", sum(map(count_rows, outputs))
-            artifact.write_vectors(file, map(read_table, outputs), rows, stage.dimension, config.dtype)
+        for kind, part in inputs.items():
+            artifact.write_vectors(
+                folder / "vectors" / f"{kind}.npy",
+                map(read_table, itertools.islice(shards, len(part))),
+                stage.dimension,
+                self.config.embed.dtype,
+                places[kind],
+                None if self.source is None else self.source.vectors(kind),
+            )
 
-    def _texts_of(self, number: int, passages: Path) -> Path:
-        """Write what is embedded of a shard of passages: the title, a line break, the text."""
-        table = read_table(passages)
-        titled = pc.binary_join_element_wise(table["title"], table["text"], "\n")
-        texts = pc.if_else(pc.equal(table["title"], ""), table["text"], titled)
-        file = self.store.path("passages", number)
-        write_table(pa.table([texts], schema=TEXT), file)
-        return file
+    def _places(self, kind: str, ids: pa.ChunkedArray) -> NDArray[np.int64]:
+        """Return the row in the source of every row, -1 where it has none, shape (rows,)."""
+        if self.source is None:
+            return np.full(len(ids), -1)
+        held = getattr(self.source, kind)[f"{kind.removesuffix('s')}_id"]
+        return pc.fill_null(pc.index_in(ids, value_set=held), -1).to_numpy().astype(np.int64)
 
     def _connect(self, resolution: Resolution, folder: Path) -> EdgeCounts:
         """Find the synonym edges, build the graph, and write both."""
-        vectors = np.load(folder / "vectors" / "phrases.npy", mmap_mode="r", allow_pickle=False)
-        phrases = resolution.phrases["phrase"].to_pylist()
+        phrases = resolution.phrases
         with self.store.monitor.stage("synonyms", len(phrases), "phrases") as advance:
-            synonyms = _find_synonyms(vectors, phrases, self.config.synonyms, advance)
+            file, config = folder / "vectors" / "phrases.npy", self.config.synonyms
+            known = None if self.source is None else known_pairs(self.source, phrases, config)
+            found = find_synonyms(file, phrases, config, advance, known)
+        self.store.stages["synonyms"], self.effort = found.report, {"synonyms": found.effort}
+        self.store.quarantine.append(found.quarantine)
         with self._stage("graph", "edges") as advance:
             counts = resolution.facts["count"].to_numpy()
             graph, edges = build_graph(
-                resolution.fact_ends, counts, resolution.occurrence, synonyms, self.config.graph
+                resolution.fact_ends, counts, resolution.occurrence, found.pairs, self.config.graph
             )
             advance(edges.graph_edges)
-        artifact.write_parquet(_synonym_table(synonyms, resolution.phrases), folder / "synonyms")
+        artifact.write_parquet(_synonym_table(found.pairs, phrases), folder / "synonyms")
         artifact.write_arrays(folder / "graph", **asdict(graph))
         return edges
 
@@ -286,48 +413,6 @@ class _Run:
                 work=self.store.work / "precompute",
                 advance=advance,
             )
-
-    def _write_tables(self, passages: list[Path], resolution: Resolution, folder: Path) -> None:
-        artifact.write_parquet(pa.concat_tables(map(read_table, passages)), folder / "passages")
-        artifact.write_parquet(resolution.phrases, folder / "phrases")
-        artifact.write_parquet(resolution.facts, folder / "facts")
-        artifact.write_parquet(self.store.all_quarantine(), folder / "quarantine")
-        matrix = resolution.occurrence
-        artifact.write_arrays(
-            folder / "occurrence",
-            indptr=matrix.indptr.astype(np.int64),
-            indices=matrix.indices.astype(np.int32),
-            counts=matrix.data,
-        )
-
-    def _counts(
-        self,
-        reader: CorpusReader,
-        made: list[Path],
-        extractions: list[Path],
-        resolution: Resolution,
-        edges: EdgeCounts,
-    ) -> artifact.Counts:
-        quarantine = self.store.all_quarantine()
-        triples, entities = (
-            pc.list_value_length(column(extractions, name)).to_numpy() for name in ("triples", "entities")
-        )
-        read = asdict(reader.counts)
-        return artifact.Counts(
-            **{name: value for name, value in read.items() if name != "quarantined"},
-            quarantined_records=read["quarantined"],
-            passages_made=sum(map(count_rows, made)),
-            quarantined_passages=_count(quarantine, "passage", "extract"),
-            passages=resolution.occurrence.shape[1],
-            passages_without_triples=int(np.sum(triples == 0)),
-            passages_without_extraction=int(np.sum((triples == 0) & (entities == 0))),
-            triples_extracted=int(triples.sum()) + _count(quarantine, "triple", "extract"),
-            triples_rejected=_count(quarantine, "triple"),
-            triples=resolution.n_triples,
-            facts=resolution.facts.num_rows,
-            phrases=resolution.phrases.num_rows,
-            **asdict(edges),
-        )
 
     def _check_quarantine(self, what: str, quarantined: int, total: int) -> None:
         limit = self.config.max_quarantine_rate
@@ -352,21 +437,61 @@ def _whole_document(document: Document) -> dict[str, object]:
     }
 
 
-def _find_synonyms(
-    vectors: NDArray[np.floating], phrases: list[str], config: SynonymsConfig, advance: Advance
-) -> Pairs:
-    searches = np.array([count_alphanumerics(phrase) >= config.min_alphanumerics for phrase in phrases], bool)
-    done = 0.0
+def _read_documents(shards: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
+    for shard in shards:
+        table = read_table(shard)
+        yield from zip(*(table[name].to_pylist() for name in ("doc_id", "title", "text")), strict=True)
 
-    def on_progress(share: float) -> None:
-        nonlocal done
-        advance((share - done) * len(phrases))
-        done = share
 
-    watched = {"on_progress": on_progress} if config.method == "exact" else {}
-    run = simjoin.spec.get(config.method).run
-    pairs: Pairs = run(vectors, config.threshold, config.max_neighbors, searches, **watched)
-    return pairs
+def _passage_texts(passages: pa.Table) -> pa.Array:
+    """Return what is embedded of passages: the title, a line break, the text."""
+    titled = pc.binary_join_element_wise(passages["title"], passages["text"], "\n")
+    return pc.if_else(pc.equal(passages["title"], ""), passages["text"], titled).combine_chunks()
+
+
+def in_stage_order(quarantine: pa.Table) -> pa.Table:
+    """Return quarantine rows in the order of stages; those of one stage keep theirs."""
+    rank = np.array([STAGES.index(stage) for stage in quarantine["stage"].to_pylist()], dtype=np.int64)
+    return quarantine.take(pa.array(np.argsort(rank, kind="stable")))
+
+
+def _write_tables(parts: Parts, quarantine: pa.Table, folder: Path) -> None:
+    artifact.write_parquet(parts.documents, folder / "documents")
+    artifact.write_parquet(parts.passages, folder / "passages")
+    artifact.write_parquet(parts.extractions.cast(schemas.EXTRACTION), folder / "extractions")
+    artifact.write_parquet(parts.resolution.phrases, folder / "phrases")
+    artifact.write_parquet(parts.resolution.facts, folder / "facts")
+    artifact.write_parquet(quarantine, folder / "quarantine")
+    matrix = parts.resolution.occurrence
+    artifact.write_arrays(
+        folder / "occurrence",
+        indptr=matrix.indptr.astype(np.int64),
+        indices=matrix.indices.astype(np.int32),
+        counts=matrix.data,
+    )
+
+
+def _counts(parts: Parts, quarantine: pa.Table, edges: EdgeCounts) -> artifact.Counts:
+    triples, entities = (
+        pc.list_value_length(parts.extractions[name].combine_chunks()).to_numpy()
+        for name in ("triples", "entities")
+    )
+    read = asdict(parts.read)
+    return artifact.Counts(
+        **{name: value for name, value in read.items() if name != "quarantined"},
+        quarantined_records=read["quarantined"],
+        passages_made=parts.passages_made,
+        quarantined_passages=_count(quarantine, "passage", "extract"),
+        passages=parts.passages.num_rows,
+        passages_without_triples=int(np.sum(triples == 0)),
+        passages_without_extraction=int(np.sum((triples == 0) & (entities == 0))),
+        triples_extracted=int(triples.sum()) + _count(quarantine, "triple", "extract"),
+        triples_rejected=_count(quarantine, "triple"),
+        triples=parts.resolution.n_triples,
+        facts=parts.resolution.facts.num_rows,
+        phrases=parts.resolution.phrases.num_rows,
+        **asdict(edges),
+    )
 
 
 def _synonym_table(synonyms: Pairs, phrases: pa.Table) -> pa.Table:

@@ -6,6 +6,7 @@ work runs (``cluster.executor``, ``cluster.workers``) and where it reads and wri
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -90,11 +91,21 @@ class EmbedConfig(Section):
 class SynonymsConfig(Section):
     """Synonym edges: pairs of phrases with cosine >= threshold."""
 
-    method: Literal["exact", "reference"] = "exact"
+    method: Literal["auto", "exact", "ivf", "reference", "cupy", "cupy-float32", "faiss-gpu"] = "auto"
+    """``auto`` compares all phrases where that is cheap and goes by inverted lists (``ivf``) above; ``cupy``
+    and ``faiss-gpu`` compare all on a GPU."""
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
     max_neighbors: int = Field(default=100, ge=1)
     min_alphanumerics: int = Field(default=3, ge=0)
-    """Phrases with fewer letters and digits (of any script) get no synonym edge."""
+    """Phrases with fewer letters and digits (of any script) search no synonyms; others may find them."""
+    target_recall: float = Field(default=0.99, gt=0.0, le=1.0)
+    """Share of the pairs that must be found; less is warned of, and fails a strict run."""
+    recall_sample: int = Field(default=1000, ge=1)
+    """Phrases on which the recall is measured."""
+    guard: Literal["none", "names"] = "none"
+    """``names`` drops pairs whose numbers or years differ: "World War I" and "World War II"."""
+    memory_bytes: int = Field(default=2**30, ge=2**20)
+    """Working memory to aim at, besides vectors and pairs."""
 
 
 class GraphConfig(Section):
@@ -178,6 +189,7 @@ class Config(Section):
             exclude={
                 "corpus": {"path"},
                 "extract": {"path", "prompts", "base_url", "api_key_env", "concurrency", "timeout_s"},
+                "synonyms": {"memory_bytes"},
                 "precompute": {"memory_bytes"},
                 "cluster": True,
                 "output": True,
@@ -186,7 +198,13 @@ class Config(Section):
         )
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), **values: Any) -> Config:
+def load_config(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Config:
     """Read a configuration.
 
     Parameters
@@ -195,6 +213,8 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), *
         YAML file; without it the defaults.
     overrides : iterable of str
         ``"section.key=value"`` pairs, applied after the file; the value is read as YAML.
+    base : mapping, optional
+        Settings to start from, where there is no file.
     **values : Any
         ``section__key=value`` settings applied last; ``None`` values are passed over.
 
@@ -207,7 +227,7 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), *
     UsageError
         If the file is missing or not a mapping, an override has no ``=``, or a key or value is refused.
     """
-    tree = _read_yaml(Path(path)) if path is not None else {}
+    tree = _read_yaml(Path(path)) if path is not None else copy.deepcopy(dict(base or {}))
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:

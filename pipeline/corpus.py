@@ -17,6 +17,7 @@ import math
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,6 +62,8 @@ _CSV_FIELD_LIMIT_CHARS = 2**31 - 1
 # A place in the corpus packed into 64 bits: file number, then line.
 _PLACE_BITS = 64
 _LINE_BITS = 40
+_IN_INDEX = (1 << _PLACE_BITS) - 1
+"""The place of what was read before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +128,16 @@ class CorpusReader:
     Parameters
     ----------
     config : CorpusConfig
+    known : pyarrow.Table, optional
+        Documents of an index that this corpus is added to, ``schemas.DOCUMENT``: they count as read before.
 
     Attributes
     ----------
     files : list of Path
         The files, in reading order.
     counts : CorpusCounts
+    repeats : Counter of str
+        Ids of the documents that were read again, with how often.
     quarantine : list of dict
         Rows of :data:`schemas.QUARANTINE`, stage ``read``.
 
@@ -143,7 +150,8 @@ class CorpusReader:
         lacks the text field in every record, or gives an id that another content already has.
     """
 
-    def __init__(self, config: CorpusConfig) -> None:
+    def __init__(self, config: CorpusConfig, known: pa.Table | None = None) -> None:
+        self._known = schemas.DOCUMENT.empty_table() if known is None else known
         self._names = FieldNames(config.id, config.title, config.text)
         self._files = _find_files(config)
         self.files = [file.path for file in self._files]
@@ -154,8 +162,9 @@ class CorpusReader:
         self.quarantine: list[dict[str, object]] = []
         # xxh3_128 of an id -> xxh3_128 of its content and its place, packed into one integer: two small
         # objects a document, where strings and tuples would take several times that.
-        self._seen: dict[int, int] = {}
-        self._digest = xxhash.xxh3_128()
+        known = zip(self._known["doc_id"].to_pylist(), self._known["digest"].to_pylist(), strict=True)
+        self._seen = {_hash(doc_id): int(digest, 16) << _PLACE_BITS | _IN_INDEX for doc_id, digest in known}
+        self.repeats: Counter[str] = Counter()
         self._complete = False
 
     def __iter__(self) -> Iterator[Document]:
@@ -168,9 +177,18 @@ class CorpusReader:
                     yield document
         self._complete = True
 
-    @property
-    def fingerprint(self) -> str:
-        """Hex xxh3_128 over id, title and text of the documents in order; paths and formats do not enter.
+    def documents(self, read: Iterable[tuple[str, str, str]]) -> pa.Table:
+        """Return the table of the documents that are known or were read.
+
+        Parameters
+        ----------
+        read : iterable of (str, str, str)
+            Id, title and text of the documents that this reader has yielded, in order.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``schemas.DOCUMENT``.
 
         Raises
         ------
@@ -178,8 +196,16 @@ class CorpusReader:
             If the corpus was not yet read to its end.
         """
         if not self._complete:
-            raise UsageError("The corpus has a fingerprint only after it was read to its end.")
-        return str(self._digest.hexdigest())
+            raise UsageError("The documents of a corpus are known only after it was read to its end.")
+        ids, digests = self._known["doc_id"].to_pylist(), self._known["digest"].to_pylist()
+        records = self._known["records"].to_pylist()
+        for doc_id, title, text in read:
+            ids.append(doc_id)
+            digests.append(f"{_content(title, text):032x}")
+            records.append(1)
+        if self.repeats:
+            records = [count + self.repeats[doc_id] for doc_id, count in zip(ids, records, strict=True)]
+        return pa.table([ids, digests, records], schema=schemas.DOCUMENT)
 
     def _accept(self, number: int, record: Record) -> Document | None:
         """Return the record's document, or count why there is none."""
@@ -192,27 +218,55 @@ class CorpusReader:
             return None
         if self._is_duplicate(document, content, number):
             self.counts.duplicates += 1
+            self.repeats[document.doc_id] += 1
             return None
         self.counts.documents += 1
-        for part in (document.doc_id, document.title, document.text):
-            data = part.encode()
-            self._digest.update(len(data).to_bytes(8, "little"))
-            self._digest.update(data)
         return document
 
     def _is_duplicate(self, document: Document, content: int, number: int) -> bool:
         entry = content << _PLACE_BITS | number << _LINE_BITS | document.line
-        earlier = self._seen.setdefault(xxhash.xxh3_128_intdigest(document.doc_id.encode()), entry)
+        earlier = self._seen.setdefault(_hash(document.doc_id), entry)
         if earlier == entry:
             return False
         if earlier >> _PLACE_BITS == content:
             return True
-        place = earlier & (1 << _PLACE_BITS) - 1
+        place = earlier & _IN_INDEX
+        where = "in the index"
+        if place != _IN_INDEX:
+            where = f"at {self.files[place >> _LINE_BITS]}:{place & (1 << _LINE_BITS) - 1}"
         raise InputError(
             f"{self.files[number]}:{document.line}: the id {document.doc_id!r} already belongs to another "
-            f"title or text, at {self.files[place >> _LINE_BITS]}:{place & (1 << _LINE_BITS) - 1}. "
-            "Every document needs an id of its own; corpus.id names the field that holds it."
+            f"title or text, {where}. Every document needs an id of its own; corpus.id names the field that "
+            "holds it."
         )
+
+
+def corpus_fingerprint(documents: pa.Table) -> str:
+    """Return the hex xxh3_128 over ids and contents of documents in order; paths and formats do not enter.
+
+    Parameters
+    ----------
+    documents : pyarrow.Table
+        ``schemas.DOCUMENT``.
+
+    Returns
+    -------
+    str
+    """
+    digest = xxhash.xxh3_128()
+    rows = zip(documents["doc_id"].to_pylist(), documents["digest"].to_pylist(), strict=True)
+    for doc_id, content in rows:
+        name = doc_id.encode()
+        digest.update(len(name).to_bytes(8, "little") + name + bytes.fromhex(content))
+    return str(digest.hexdigest())
+
+
+def _hash(text: str) -> int:
+    return int(xxhash.xxh3_128_intdigest(text.encode()))
+
+
+def _content(title: str, text: str) -> int:
+    return _hash(f"{title}\0{text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,7 +587,7 @@ def _to_document(file: _CorpusFile, names: FieldNames, record: Record) -> tuple[
         raise RecordError(f"the field {names.text!r} is empty")
     if not _is_unicode(text):
         raise RecordError(f"the field {names.text!r} is not valid Unicode")
-    content = xxhash.xxh3_128_intdigest(f"{title}\0{text}".encode())
+    content = _content(title, text)
     if not doc_id.strip():
         doc_id = f"{content:032x}"
     return Document(doc_id, title, text, file.source, record.line), content

@@ -14,10 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from hippoindex.errors import UsageError
-from hippoindex.pipeline.artifact import Index
+from hippoindex.pipeline.artifact import Index, Manifest
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.retrieve.base import Ranking
 from hippoindex.pipeline.retrieve.seeds import fact_text
+from hippoindex.pipeline.synonyms import recall_text
 
 if TYPE_CHECKING:
     from hippoindex.pipeline.answer import Answers
@@ -35,6 +36,7 @@ def build_summary(result: BuildResult) -> RenderableType:
     for name in ("passages", "phrases", "facts", "synonym_edges", "graph_edges"):
         totals.add_row(name.replace("_", " "), f"{getattr(counts, name):,}")
     quarantined = counts.quarantined_records + counts.quarantined_passages
+    totals.add_row("synonym join", synonym_join(result.manifest))
     totals.add_row("duplicates dropped", f"{counts.duplicates:,}")
     totals.add_row("passages quarantined", f"{quarantined:,}")
     totals.add_row("triples rejected", f"{counts.triples_rejected:,}")
@@ -120,6 +122,7 @@ def index_overview(index: Index) -> RenderableType:
         table.add_row(name.replace("_", " "), f"{value:,}")
     total_bytes = sum(entry.bytes for entry in index.manifest.files.values())
     table.add_row("files", f"{len(index.manifest.files)} ({total_bytes / 2**20:,.1f} MiB)")
+    table.add_row("synonym join", synonym_join(index.manifest))
     table.add_row("made by", index.manifest.generator)
     degrees = np.diff(index.graph.indptr)
     table.add_row("edges per node: mean, largest", f"{degrees.mean():.1f}, {degrees.max():,}")
@@ -127,6 +130,12 @@ def index_overview(index: Index) -> RenderableType:
     for reason in reasons[:MAX_LISTED]:
         table.add_row(f"quarantined: {escape(str(reason['values']))}", f"{reason['counts'].as_py():,}")
     return table
+
+
+def synonym_join(manifest: Manifest) -> str:
+    """Return how the synonym edges were found, and the measured recall."""
+    report = manifest.stages["synonyms"]
+    return f"{report['method']}, found {escape(recall_text(report))}"
 
 
 def phrase_record(index: Index, text: str) -> dict[str, Any]:

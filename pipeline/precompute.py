@@ -107,8 +107,8 @@ def refresh(index: Path, overrides: Iterable[str] = (), *, monitor: Monitor | No
     target = opened.path.resolve()
     work = target.with_name(target.name + ".work") / "precompute"
     with atomic_directory(target, replace=True) as folder:
-        for name in [*opened.manifest.files, *artifact.UNCOVERED]:
-            if not name.startswith("ppr/") and name != artifact.MANIFEST and (target / name).is_file():
+        for name in [*opened.manifest.files, *artifact.TIMED]:
+            if not name.startswith("ppr/") and (target / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).hardlink_to(target / name)
         columns = opened.vectors("passages").shape[1] + 1
@@ -121,6 +121,7 @@ def refresh(index: Path, overrides: Iterable[str] = (), *, monitor: Monitor | No
             config=manifest.config | config.model_dump(mode="json", include={"retrieve"}) | _part(config),
             stages=manifest.stages | {"precompute": made},
         )
+        artifact.write_checksums(folder)
     shutil.rmtree(work)
     with contextlib.suppress(OSError):  # not empty: a run of the whole job was interrupted there
         work.parent.rmdir()

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from hippoindex.pipeline.artifact import Manifest
+from hippoindex.pipeline.synonyms import recall_text
 
 
 def write_report(file: Path, manifest: Manifest, stats: dict[str, Any]) -> None:
@@ -28,6 +29,8 @@ def write_report(file: Path, manifest: Manifest, stats: dict[str, Any]) -> None:
         manifest=manifest,
         counts=manifest.counts,
         stats=stats,
+        synonyms=manifest.stages["synonyms"],
+        recall=recall_text(manifest.stages["synonyms"]),
         longest_s=max(stage["seconds_s"] for stage in stats["stages"]),
         number="{:,}".format,
     )

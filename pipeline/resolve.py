@@ -177,6 +177,62 @@ def merge(tables: Sequence[pa.Table], passage_ids: pa.Array) -> Resolution:
     return Resolution(phrases, facts, np.stack(ends, axis=1).astype(np.int64), occurrence, n_triples)
 
 
+def combine(old: Resolution, new: Resolution) -> Resolution:
+    """Join the resolutions of two sets of passages; the result is that of :func:`merge` over both.
+
+    Parameters
+    ----------
+    old, new : Resolution
+        The passages of ``new`` follow those of ``old``; none is in both.
+
+    Returns
+    -------
+    Resolution
+
+    Raises
+    ------
+    HippoIndexError
+        If two different phrases or facts have the same 64-bit id.
+    """
+    table = pa.concat_tables([old.phrases, new.phrases]).combine_chunks()
+    ids, first, place = np.unique(table["phrase_id"].to_numpy(), return_index=True, return_inverse=True)
+    texts = table["phrase"].combine_chunks()
+    _refuse_collisions(place, first, texts, "phrases")
+    parts = []
+    for matrix, rows in (
+        (old.occurrence, place[: len(old.phrases)]),
+        (new.occurrence, place[len(old.phrases) :]),
+    ):
+        cells = matrix.tocoo()
+        parts.append(sp.csr_matrix((cells.data, (rows[cells.row], cells.col)), (len(ids), matrix.shape[1])))
+    occurrence = sp.hstack(parts, format="csr", dtype=np.int32)
+    occurrence.sort_indices()
+    counts = pa.array(np.diff(occurrence.indptr).astype(np.int32))
+    phrases = pa.table([pa.array(ids), texts.take(pa.array(first)), counts], schema=schemas.PHRASE)
+    facts = _combined_facts(pa.concat_tables([old.facts, new.facts]).combine_chunks())
+    ends = [np.searchsorted(ids, facts[name].to_numpy()) for name in ("subject_id", "object_id")]
+    n_triples = old.n_triples + new.n_triples
+    return Resolution(phrases, facts, np.stack(ends, axis=1).astype(np.int64), occurrence, n_triples)
+
+
+def _combined_facts(table: pa.Table) -> pa.Table:
+    """Make one row of the rows of each fact; passages keep their order."""
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    ids, first, place = np.unique(columns["fact_id"].to_numpy(), return_index=True, return_inverse=True)
+    names = ("subject_id", "predicate", "object_id")
+    for name in names:
+        _refuse_collisions(place, first, columns[name], "facts")
+    counts = np.bincount(place, weights=columns["count"].to_numpy(), minlength=len(ids)).astype(np.int32)
+    holders = columns["passage_ids"]
+    fact_of_holder = place[pc.list_parent_indices(holders).to_numpy()]
+    offsets = np.zeros(len(ids) + 1, np.int32)
+    np.cumsum(np.bincount(fact_of_holder, minlength=len(ids)), out=offsets[1:])
+    order = pa.array(np.argsort(fact_of_holder, kind="stable"))
+    lists = pa.ListArray.from_arrays(pa.array(offsets), holders.flatten().take(order))
+    kept = [columns[name].take(pa.array(first)) for name in names]
+    return pa.table([pa.array(ids), *kept, pa.array(counts), lists], schema=schemas.FACT)
+
+
 def fact_texts(facts: pa.Table, fact_ends: NDArray[np.int64], phrases: pa.Array) -> pa.Array:
     """Return "subject predicate object" of every fact, the text that is embedded, shape (F,)."""
     subject, obj = (phrases.take(pa.array(fact_ends[:, end])) for end in (0, 1))

@@ -19,6 +19,16 @@ PASSAGE = pa.schema(
     ]
 )
 
+#: One row per document that was read, in order: ``digest`` is the 128-bit xxh3 of title, NUL and text in hex,
+#: ``records`` how many records held it, duplicates included.
+DOCUMENT = pa.schema(
+    [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("records", pa.int32(), nullable=False),
+    ]
+)
+
 TRIPLE = pa.struct(
     [
         pa.field("subject", pa.string(), nullable=False),

@@ -70,10 +70,14 @@ class ShardStore:
 
     def write_column(self, kind: str, values: pa.Array, schema: pa.Schema, size: int) -> list[Path]:
         """Write one column as shards of ``size`` rows."""
+        return self.write_slices(kind, pa.table([values], schema=schema), size)
+
+    def write_slices(self, kind: str, table: pa.Table, size: int) -> list[Path]:
+        """Write a table as shards of ``size`` rows."""
         files = []
-        for number, start in enumerate(range(0, len(values), size)):
+        for number, start in enumerate(range(0, table.num_rows, size)):
             files.append(self.path(kind, number))
-            write_table(pa.table([values.slice(start, size)], schema=schema), files[-1])
+            write_table(table.slice(start, size).combine_chunks(), files[-1])
         return files
 
     def run(self, executor: Executor, stage: Stage, unit: str, shards: Sequence[Path]) -> list[Path]:

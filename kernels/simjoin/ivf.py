@@ -25,12 +25,15 @@ from hippoindex.kernels.simjoin.problem import (
     pose,
     scan_all,
 )
-from hippoindex.kernels.simjoin.recall import SAMPLE, interval
+from hippoindex.kernels.simjoin.recall import interval
 from hippoindex.kernels.simjoin.reference import Pairs
 from hippoindex.kernels.simjoin.sketch import NODE_COST, SCAN_COST, Plan, Sketch, build, plan
 from hippoindex.kernels.simjoin.threads import in_threads
 
 TARGET_RECALL = 0.99
+PROBE_SAMPLE = 4000
+CERTAINTY = 1.645
+"""The sample must say with 95 % certainty that a number of probes reaches the target."""
 USUAL_PROBES = 32
 RANKING_COST = 120.0
 """Multiplications that take as long as ranking one list for a node."""
@@ -70,7 +73,7 @@ def ivf(
     target_recall: float = TARGET_RECALL,
     known: Pairs | None = None,
     new: ArrayLike | None = None,
-    sample: int = SAMPLE,
+    sample: int = PROBE_SAMPLE,
     seed: int = 0,
     memory_bytes: int = MEMORY_BYTES,
     on_progress: Progress | None = None,
@@ -194,7 +197,7 @@ def _probes_needed(
     )
     node = np.where(drawn[first], first, second)
     for probes in np.unique(rank).tolist():
-        _, low, _ = interval(rank <= probes, node, z=1.0)
+        _, low, _ = interval(rank <= probes, node, z=CERTAINTY)
         if low >= target_recall:
             return int(probes), len(first)
     return int(rank.max()), len(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import structlog
@@ -12,7 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.simjoin.exact import by_tiles, exact_plan
-from hippoindex.kernels.simjoin.ivf import TARGET_RECALL, by_lists, check_target, expected_cost, ivf_plan
+from hippoindex.kernels.simjoin.ivf import (
+    PROBE_SAMPLE,
+    TARGET_RECALL,
+    by_lists,
+    check_target,
+    expected_cost,
+    ivf_plan,
+)
 from hippoindex.kernels.simjoin.problem import (
     MEMORY_BYTES,
     TILE_COLUMNS,
@@ -26,11 +33,12 @@ from hippoindex.kernels.simjoin.reference import Pairs
 from hippoindex.kernels.simjoin.rows import as_rows
 from hippoindex.kernels.simjoin.sketch import NODE_COST, Plan
 from hippoindex.kernels.simjoin.threads import n_threads, one_blas_thread
+from hippoindex.kernels.spec import REGISTRY
 
-Method = Literal["auto", "exact", "ivf"]
-
-CHEAP_S = 5.0
-"""An exact join that is expected to take no longer is not worth an approximation."""
+CHEAP_COST = 5e11
+"""An exact join of no more multiplications, about 5 s on two cores, is not worth an approximation."""
+OWN = ("auto", "exact", "ivf")
+"""Methods with a model of their cost, which take new rows into a known join."""
 CALIBRATION_RANK = 64
 CALIBRATION_RUNS = 3
 
@@ -45,11 +53,11 @@ class JoinResult:
     ----------
     pairs : Pairs
     method : str
-        ``"exact"`` or ``"ivf"``.
+        ``"exact"``, ``"ivf"``, or the backend that was asked for.
     recall : Recall
         Measured on a sample; after an append, of the new rows.
-    estimate_s : float
-        Seconds expected before the join.
+    estimate_s : float or None
+        Seconds expected before the join; ``None`` for backends without a model of their cost.
     seconds_s : float
         Seconds it took, without measuring the recall.
     details : dict
@@ -61,7 +69,7 @@ class JoinResult:
     pairs: Pairs
     method: str
     recall: Recall
-    estimate_s: float
+    estimate_s: float | None
     seconds_s: float
     details: dict[str, int | float]
 
@@ -72,7 +80,7 @@ def join(
     max_neighbors: int = 100,
     searches: ArrayLike | None = None,
     *,
-    method: Method = "auto",
+    method: str = "auto",
     target_recall: float = TARGET_RECALL,
     known: Pairs | None = None,
     new: ArrayLike | None = None,
@@ -89,17 +97,20 @@ def join(
         L2-normalised rows; float16, float32 or float64; may be a memory map, which is read in blocks.
     threshold, max_neighbors, searches
         As for :func:`hippoindex.kernels.simjoin.reference.reference`.
-    method : {"auto", "exact", "ivf"}
-        ``auto`` is exact if that is expected to take 5 seconds or to be the faster, else ``ivf``.
+    method : str
+        ``"auto"``, ``"exact"``, ``"ivf"`` or another backend of :data:`hippoindex.kernels.simjoin.spec`.
+        ``auto`` is exact where that takes few multiplications or fewer than ``ivf``: the choice depends on
+        the vectors alone, not on how fast the machine is.
     target_recall : float
         For ``ivf``: share of the pairs to find; with 1 ``auto`` is exact.
     known : Pairs, optional
         The join of the rows that are not new, in the present numbering, with the same threshold and a cap not
         lower.
     new : array_like of bool, shape (N,), optional
-        Rows to join with all. The result is that of joining everything.
+        Rows to join with all. The result is that of joining everything, which other backends than ``exact``
+        and ``ivf`` do.
     sample : int
-        Rows on which the recall is measured, and as many others on which ``ivf`` chooses its probes.
+        Rows on which the recall is measured; ``ivf`` chooses its probes on 4,000 others.
     seed : int
         Of all samples and of k-means.
     memory_bytes : int
@@ -116,32 +127,29 @@ def join(
     KernelError
         If the arguments are not as described; the message names the row.
     """
-    if method not in get_args(Method):
-        raise KernelError(f"There is no method {method!r}; choose one of {get_args(Method)}")
     if sample < 1:
         raise KernelError(f"sample is at least 1; got {sample}")
     check_target(target_recall)
     started = time.perf_counter()
-    problem = pose(vectors, threshold, max_neighbors, searches, known, new, memory_bytes)
-    rate = multiplications_per_s()
-    chosen, how, estimate_s = _choose(problem, method, target_recall, sample, seed, rate)
-    log.info("synonym join starts", method=chosen, nodes=problem.n_nodes, estimate_s=round(estimate_s, 1))
-    details: dict[str, int | float] = {"nodes": problem.n_nodes, "multiplications_per_s": rate}
-    if chosen == "exact":
-        found = by_tiles(problem, how, on_progress)
-        details["rank"] = problem.x.shape[1] if how.axes is None else how.axes.shape[1]
+    if method in OWN:
+        problem = pose(vectors, threshold, max_neighbors, searches, known, new, memory_bytes)
+        pairs, chosen, estimate_s, details = _by_own(problem, method, target_recall, seed, on_progress)
     else:
-        found, effort = by_lists(problem, how, target_recall, sample, seed, on_progress)
-        details |= asdict(effort)
-    pairs = problem.finish(found)
+        run = REGISTRY["simjoin"].get(method).run
+        pairs, chosen, estimate_s, details = (
+            run(vectors, threshold, max_neighbors, searches),
+            method,
+            None,
+            {},
+        )
     joined = time.perf_counter()
-    recall = measure_recall(problem.x, pairs, threshold, max_neighbors, searches, sample, seed + 1, among=new)
+    recall = measure_recall(vectors, pairs, threshold, max_neighbors, searches, sample, seed + 1, among=new)
     details["recall_s"] = time.perf_counter() - joined
     log.info(
         "synonym join done",
         method=chosen,
         pairs=len(pairs.first),
-        estimate_s=round(estimate_s, 1),
+        estimate_s=None if estimate_s is None else round(estimate_s, 1),
         took_s=round(joined - started, 1),
         recall=round(recall.estimate, 4),
         recall_low=round(recall.low, 4),
@@ -194,17 +202,38 @@ def multiplications_per_s() -> float:
     return out.size * CALIBRATION_RANK * n_threads() / float(min(seconds))
 
 
+def _by_own(
+    problem: Problem,
+    method: str,
+    target_recall: float,
+    seed: int,
+    on_progress: Progress | None,
+) -> tuple[Pairs, str, float, dict[str, int | float]]:
+    rate = multiplications_per_s()
+    chosen, how, cost = _choose(problem, method, target_recall, seed)
+    estimate_s = cost / rate
+    log.info("synonym join starts", method=chosen, nodes=problem.n_nodes, estimate_s=round(estimate_s, 1))
+    details: dict[str, int | float] = {"nodes": problem.n_nodes, "multiplications_per_s": rate}
+    if chosen == "exact":
+        found = by_tiles(problem, how, on_progress)
+        details["rank"] = problem.x.shape[1] if how.axes is None else how.axes.shape[1]
+    else:
+        found, effort = by_lists(problem, how, target_recall, PROBE_SAMPLE, seed, on_progress)
+        details |= asdict(effort)
+    return problem.finish(found), chosen, estimate_s, details
+
+
 def _choose(
-    problem: Problem, method: Method, target_recall: float, sample: int, seed: int, rate: float
+    problem: Problem, method: str, target_recall: float, seed: int
 ) -> tuple[Literal["exact", "ivf"], Plan, float]:
-    """Return the method, its plan, and the seconds it is expected to take."""
+    """Return the method, its plan, and the multiplications it is expected to take."""
     n, asking = problem.n_nodes, int(problem.asks.sum())
     tiles = exact_plan(problem, seed)
-    exact_s = (NODE_COST * n + asking * (n - asking / 2) * tiles.pair_cost) / rate
-    if method == "exact" or (method == "auto" and (exact_s <= CHEAP_S or target_recall == 1.0)):
-        return "exact", tiles, exact_s
+    exact_cost = NODE_COST * n + asking * (n - asking / 2) * tiles.pair_cost
+    if method == "exact" or (method == "auto" and (exact_cost <= CHEAP_COST or target_recall == 1.0)):
+        return "exact", tiles, exact_cost
     lists = ivf_plan(problem, seed)
-    ivf_s = expected_cost(problem, lists, sample) / rate
-    if method == "ivf" or ivf_s < exact_s:
-        return "ivf", lists, ivf_s
-    return "exact", tiles, exact_s
+    ivf_cost = expected_cost(problem, lists, PROBE_SAMPLE)
+    if method == "ivf" or ivf_cost < exact_cost:
+        return "ivf", lists, ivf_cost
+    return "exact", tiles, exact_cost

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from hippoindex.errors import KernelError
+from hippoindex.kernels.simjoin import cupy_backend, faiss_backend
 from hippoindex.kernels.simjoin.exact import exact
 from hippoindex.kernels.simjoin.ivf import ivf
 from hippoindex.kernels.simjoin.reference import Pairs, reference
@@ -65,3 +66,8 @@ spec.register(Backend("exact", exact))
 spec.register(
     Backend("ivf", partial(ivf, target_recall=1.0))
 )  # at that target it owes the reference's result
+spec.register(Backend("cupy", cupy_backend.exact, cupy_backend.unavailable))
+spec.register(
+    Backend("cupy-float32", partial(cupy_backend.exact, storage="float32"), cupy_backend.unavailable)
+)
+spec.register(Backend("faiss-gpu", faiss_backend.exact, faiss_backend.unavailable))

@@ -13,13 +13,16 @@ import sys
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from hippoindex._version import __version__
 from hippoindex.errors import HippoIndexError, InterruptedRunError, ThresholdError, UsageError
+
+if TYPE_CHECKING:
+    from hippoindex.pipeline.build import BuildResult
 
 app = typer.Typer(
     help="Turn a corpus of passages into a HippoRAG index, and answer evaluation sets against it.",
@@ -38,6 +41,16 @@ class ExecutorName(StrEnum):
     auto = "auto"
     local = "local"
     ray = "ray"
+
+
+class ExportFormat(StrEnum):
+    """What ``hippoindex export`` writes."""
+
+    hipporag = "hipporag"
+    faiss = "faiss"
+    graphml = "graphml"
+    neo4j_csv = "neo4j-csv"
+    parquet_edges = "parquet-edges"
 
 
 class LogLevel(StrEnum):
@@ -66,6 +79,19 @@ SetOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+ExecutorOption = Annotated[ExecutorName | None, typer.Option(help="Where stages run.  [default: auto]")]
+WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers.  [default: one per core]")]
+PrecomputeOption = Annotated[
+    bool,
+    typer.Option(
+        "--precompute/--no-precompute",
+        help="Solve the passages' part of PPR anew, or leave that to `hippoindex precompute`.",
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with 1 if fewer synonyms were found than synonyms.target_recall."),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -105,8 +131,8 @@ def index(
         Path | None, typer.Option(help="YAML file of settings, e.g. configs/laptop.yaml.")
     ] = None,
     overrides: SetOption = None,
-    executor: Annotated[ExecutorName | None, typer.Option(help="Where stages run.  [default: auto]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Parallel workers.  [default: one per core]")] = None,
+    executor: ExecutorOption = None,
+    workers: WorkersOption = None,
     max_quarantine_rate: Annotated[
         float | None,
         typer.Option(help="Share of passages that may fail before the job does.  [default: 0.01]"),
@@ -114,12 +140,12 @@ def index(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an index that is at --output.")
     ] = False,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, precompute, publish."""
     from hippoindex.pipeline.build import build_index
     from hippoindex.pipeline.config import load_config
-    from hippoindex.pipeline.display import build_summary
 
     settings = load_config(
         config,
@@ -130,13 +156,80 @@ def index(
         cluster__workers=workers,
         max_quarantine_rate=max_quarantine_rate,
     )
-    result = build_index(settings, overwrite=overwrite)
-    if as_json:
-        _print_json(
-            {"index": str(result.path), "counts": result.manifest.counts.model_dump(), "stats": result.stats}
-        )
+    _show_build(build_index(settings, overwrite=overwrite, strict=strict), as_json)
+
+
+@app.command()
+def append(
+    index: IndexOption,
+    corpus: Annotated[
+        list[str], typer.Option(help="New passages, as for `hippoindex index`.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="corpus.*, cluster.*, or where the extractor is, e.g. extract.path=new.json. An index "
+            "keeps the settings that decide what is in it.",
+        ),
+    ] = None,
+    executor: ExecutorOption = None,
+    workers: WorkersOption = None,
+    max_quarantine_rate: Annotated[
+        float | None,
+        typer.Option(help="Share of new passages that may fail before the job does.  [default: 0.01]"),
+    ] = None,
+    precompute: PrecomputeOption = True,
+    strict: StrictOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Add passages to an index; it is then as if built from all of them."""
+    from hippoindex.pipeline.update import append as append_to
+
+    result = append_to(
+        index,
+        corpus,
+        overrides or (),
+        precompute=precompute,
+        strict=strict,
+        cluster__executor=executor.value if executor else None,
+        cluster__workers=workers,
+        max_quarantine_rate=max_quarantine_rate,
+    )
+    if result is not None:
+        _show_build(result, as_json)
+    elif as_json:
+        _print_json({"index": str(index), "changed": False})
     else:
-        Console().print(build_summary(result))
+        typer.echo(f"{index} holds all of it already: nothing was changed")
+
+
+@app.command()
+def delete(
+    index: IndexOption,
+    ids: Annotated[
+        Path, typer.Option(help="File with the ids of documents, one a line.", show_default=False)
+    ],
+    executor: ExecutorOption = None,
+    workers: WorkersOption = None,
+    precompute: PrecomputeOption = True,
+    strict: StrictOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove documents from an index; it is then as if built without them."""
+    from hippoindex.pipeline.update import delete as delete_from
+    from hippoindex.pipeline.update import read_ids
+
+    result = delete_from(
+        index,
+        read_ids(ids),
+        precompute=precompute,
+        strict=strict,
+        cluster__executor=executor.value if executor else None,
+        cluster__workers=workers,
+    )
+    _show_build(result, as_json)
 
 
 @app.command()
@@ -306,6 +399,50 @@ def quickstart(
         run_quickstart(sample, output, executor.value, Console())
 
 
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Check every file, table, reference and sum of an index; exit with 2 if anything is wrong."""
+    from hippoindex.pipeline.verify import verification_view, verify_index
+
+    result = verify_index(directory)
+    if as_json:
+        _print_json(result.record())
+    else:
+        Console().print(verification_view(result))
+    result.require_sound()
+
+
+@app.command()
+def export(
+    index: IndexOption,
+    form: Annotated[ExportFormat, typer.Option("--format", help="What to write.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option(help="File or folder to write; must not exist.", show_default=False)
+    ],
+    llm_model: Annotated[
+        str | None,
+        typer.Option(help="hipporag: the llm_model_name under which it will look.  [default: the extractor]"),
+    ] = None,
+    embedding_model: Annotated[
+        str | None,
+        typer.Option(help="hipporag: likewise its embedding_model_name.  [default: the embedding model]"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an index for another program: HippoRAG, FAISS, graph viewers, Neo4j, data frames."""
+    from hippoindex.pipeline.export import export_index
+
+    made = export_index(index, form.value, output, llm_model=llm_model, embedding_model=embedding_model)
+    if as_json:
+        _print_json(made)
+    else:
+        size = sum(made["files"].values()) / 2**20
+        typer.echo(f"{len(made['files'])} files, {size:,.1f} MiB, written to {made['output']}")
+
+
 @models_app.command("fetch")
 def models_fetch(
     names: Annotated[
@@ -341,6 +478,16 @@ def _check_demands(report: dict[str, Any], demands: list[tuple[str, str, float]]
             missed.append(f"{method} {metric} is {value}, required {least}")
     if missed:
         raise ThresholdError("; ".join(missed))
+
+
+def _show_build(result: BuildResult, as_json: bool) -> None:
+    from hippoindex.pipeline.display import build_summary
+
+    if as_json:
+        counts = result.manifest.counts.model_dump()
+        _print_json({"index": str(result.path), "counts": counts, "stats": result.stats})
+    else:
+        Console().print(build_summary(result))
 
 
 def _print_json(value: Any) -> None:

@@ -51,7 +51,7 @@ def artifact_bytes(index: Path) -> dict[str, str]:
     return {
         file.relative_to(index).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(index.rglob("*"))
-        if file.is_file() and file.name not in {"stats.json", "report.html"}
+        if file.is_file() and file.name not in {"stats.json", "report.html", "SHA256SUMS"}
     }
 
 

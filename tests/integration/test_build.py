@@ -278,3 +278,37 @@ def test_an_index_without_any_phrase_still_answers(tmp_path: Path) -> None:
     for method in ("bm25", "dense", "hipporag1", "hipporag2", "hippoindex"):
         answers = answer_queries(result.path, questions, method=method)
         assert answers.records()[0]["passages"][0]["passage_id"] == "b", method
+
+
+def test_the_manifest_holds_the_measured_recall_of_the_synonym_join(sample_index: Path) -> None:
+    index = open_index(sample_index)
+    report = index.manifest.stages["synonyms"]
+    assert report["method"] == "exact"
+    assert report["recall"]["estimate"] == 1.0
+    assert report["recall"]["pairs"] == index.synonyms.num_rows > 10  # of so few phrases all are sampled
+    stats = json.loads((sample_index / "stats.json").read_text(encoding="utf-8"))
+    assert stats["synonyms"]["estimate_s"] > 0
+    assert stats["synonyms"]["seconds_s"] > 0
+    assert "100.0%" in (sample_index / "report.html").read_text(encoding="utf-8")
+
+
+def test_too_low_a_recall_fails_a_strict_run_that_has_published(
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = sys.modules["hippoindex.kernels.simjoin.ivf"]
+    monkeypatch.setattr(lists, "_probes_needed", lambda *_: (1, 0))  # too few
+    settings = load_config(
+        overrides=["synonyms.method=ivf", "synonyms.threshold=0.5", "synonyms.target_recall=0.999"],
+        corpus__path=[str(sample / "passages.jsonl")],
+        output=str(tmp_path / "index"),
+        cluster__workers=1,
+    )
+    with pytest.raises(
+        ThresholdError, match=r"is built, but only \d+\.\d% .*target_recall is 99\.9%"
+    ) as info:
+        build_index(settings, strict=True)
+    assert info.value.exit_code == 1
+    index = open_index(tmp_path / "index")
+    index.verify()
+    assert index.manifest.stages["synonyms"]["recall"]["estimate"] < 0.999
+    assert "less than the target" in (index.path / "report.html").read_text(encoding="utf-8")

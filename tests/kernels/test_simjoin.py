@@ -144,7 +144,7 @@ def test_bad_arguments_are_refused(method: type[object]) -> None:
 def test_bad_options_are_refused() -> None:
     some = exact(HALF_SPHERE)
     for options, message in [
-        ({"method": "annoy"}, "no method 'annoy'"),
+        ({"method": "annoy"}, "no backend 'annoy'"),
         ({"target_recall": 0.0}, "target_recall is above 0"),
         ({"target_recall": 1.5}, "target_recall is above 0"),
         ({"sample": 0}, "sample is at least 1"),
@@ -317,6 +317,8 @@ def test_auto_is_exact_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> N
     vectors = clustered(40_000)
     assert join(vectors, sample=50).method == "exact"
     monkeypatch.setattr(sys.modules[join.__module__], "multiplications_per_s", lambda: 1e9)
+    assert join(vectors, sample=50).method == "exact"  # whatever the machine
+    monkeypatch.setattr(sys.modules[join.__module__], "CHEAP_COST", 1e9)
     slow = join(vectors, sample=50)
     assert slow.method == "ivf"
     assert slow.estimate_s > 5.0

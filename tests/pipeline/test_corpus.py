@@ -78,6 +78,11 @@ def contents(documents):
     return [(d.doc_id, d.title, d.text) for d in documents]
 
 
+def fingerprint(path):
+    found, documents = read(path)
+    return corpus.corpus_fingerprint(found.documents(contents(documents)))
+
+
 def assert_balanced(found):
     counts = found.counts
     assert counts.records == counts.documents + counts.duplicates + counts.quarantined
@@ -100,12 +105,10 @@ def test_every_format_gives_the_same_documents(tmp_path, name):
 def test_the_fingerprint_depends_on_content_alone(tmp_path):
     prints = set()
     for name in FILE_NAMES:
-        found, _ = read(write(tmp_path / name, RECORDS))
-        prints.add(found.fingerprint)
+        prints.add(fingerprint(write(tmp_path / name, RECORDS)))
     assert len(prints) == 1
     for changed in (RECORDS[:2], RECORDS[::-1], [{**RECORDS[0], "title": "Wax"}, *RECORDS[1:]]):
-        found, _ = read(write_jsonl(tmp_path / "changed.jsonl", changed))
-        prints.add(found.fingerprint)
+        prints.add(fingerprint(write_jsonl(tmp_path / "changed.jsonl", changed)))
     assert len(prints) == 4
 
 
@@ -113,22 +116,39 @@ def test_the_fingerprint_knows_where_a_field_ends(tmp_path):
     first, second = [{"id": "ab", "text": "c"}], [{"id": "a", "text": "bc"}]
     prints = set()
     for records in (first, second):
-        found, _ = read(write_jsonl(tmp_path / "c.jsonl", records))
-        prints.add(found.fingerprint)
+        prints.add(fingerprint(write_jsonl(tmp_path / "c.jsonl", records)))
     assert len(prints) == 2
 
 
-def test_there_is_no_fingerprint_before_the_end(tmp_path):
+def test_there_is_no_table_of_documents_before_the_end(tmp_path):
     found = reader(write_jsonl(tmp_path / "c.jsonl", RECORDS))
     next(iter(found))
     with pytest.raises(UsageError, match="read to its end"):
-        _ = found.fingerprint
+        found.documents([])
+
+
+def test_what_is_known_counts_as_read_before(tmp_path):
+    first, read_first = read(write_jsonl(tmp_path / "a.jsonl", [*RECORDS[:2], RECORDS[0]]))
+    known = first.documents(contents(read_first))
+    assert known["records"].to_pylist() == [2, 1]
+    both = write_jsonl(tmp_path / "b.jsonl", [RECORDS[1], RECORDS[2]])
+    second = corpus.CorpusReader(CorpusConfig(path=(str(both),)), known)
+    added = list(second)
+    assert contents(added) == [tuple(RECORDS[2].values())]
+    assert (second.counts.documents, second.counts.duplicates) == (1, 1)
+    together = second.documents(contents(added))
+    assert together["records"].to_pylist() == [2, 2, 1]
+    whole, read_whole = read(write_jsonl(tmp_path / "c.jsonl", [*RECORDS, RECORDS[0], RECORDS[1]]))
+    assert together.equals(whole.documents(contents(read_whole)))
+    changed = write_jsonl(tmp_path / "d.jsonl", [{**RECORDS[0], "text": "Other words."}])
+    with pytest.raises(InputError, match="already belongs to another title or text, in the index"):
+        list(corpus.CorpusReader(CorpusConfig(path=(str(changed),)), known))
 
 
 def test_reading_again_starts_anew(tmp_path):
     found = reader(write_jsonl(tmp_path / "c.jsonl", [*RECORDS, RECORDS[0], {"text": ""}]))
-    first = list(found), found.counts, found.quarantine, found.fingerprint
-    assert (list(found), found.counts, found.quarantine, found.fingerprint) == first
+    first = list(found), found.counts, found.quarantine, found.repeats
+    assert (list(found), found.counts, found.quarantine, found.repeats) == first
 
 
 json_text = st.text(st.characters(codec="utf-8"), max_size=20)

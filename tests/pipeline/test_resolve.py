@@ -15,7 +15,7 @@ from hippoindex.errors import HippoIndexError
 from hippoindex.pipeline import resolve, schemas
 from hippoindex.pipeline.config import GraphConfig
 from hippoindex.pipeline.normalise import phrase_id, unicode_phrase
-from hippoindex.pipeline.resolve import RESOLVED, Resolution, ResolveStage, fact_texts, merge
+from hippoindex.pipeline.resolve import RESOLVED, Resolution, ResolveStage, combine, fact_texts, merge
 
 names = st.sampled_from(["Mill", "the mill", "Orrin", "orrin", "River", "1,000", "北京", "--", "C++", "C"])
 triples = st.builds(
@@ -90,6 +90,23 @@ def test_the_number_of_shards_does_not_matter(content: Any, shard_rows: int) -> 
     assert whole.phrases.equals(parts.phrases)
     assert whole.facts.equals(parts.facts)
     assert (whole.occurrence != parts.occurrence).nnz == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=passages, split=st.integers(0, 8), ner_nodes=st.booleans())
+def test_two_resolutions_combine_to_that_of_both(content: Any, split: int, ner_nodes: bool) -> None:
+    table = extraction(content)
+    whole, _ = resolved(table, ner_nodes=ner_nodes)
+    parts = [resolved(part, ner_nodes=ner_nodes)[0] for part in (table.slice(0, split), table.slice(split))]
+    combined = combine(*parts)
+    assert combined.phrases.equals(whole.phrases)
+    assert combined.facts.equals(whole.facts)
+    assert np.array_equal(combined.fact_ends, whole.fact_ends)
+    assert combined.n_triples == whole.n_triples
+    for name in ("indptr", "indices", "data"):
+        got, expected = getattr(combined.occurrence, name), getattr(whole.occurrence, name)
+        assert np.array_equal(got, expected)
+        assert got.dtype == expected.dtype
 
 
 def test_hipporag_mode_merges_what_it_cannot_tell_apart_and_quarantines_what_it_erases() -> None:
