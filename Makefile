@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: quickstart test lint bench format clean help
+.PHONY: quickstart test lint bench faults format clean help
 
 help:  ## List the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,7 +39,11 @@ lint: $(VENV)/.dev  ## Style, types and import rules.
 bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's tables (the last from HIPPOINDEX_DATA).
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/ppr.py --markdown
+	$(BIN)/python benchmarks/simjoin.py --markdown
 	$(BIN)/python benchmarks/readme_table.py
+
+faults: $(VENV)/.dev  ## Kill, interrupt and starve runs at random; the index must come out the same.
+	$(BIN)/python benchmarks/faults.py
 
 format: $(VENV)/.dev  ## Format the code.
 	$(BIN)/ruff format .

@@ -424,6 +424,13 @@ class Lease:
         if self._lost is not None:
             raise LeaseLostError(self._lost)
 
+    def abandon(self) -> None:
+        """Never touch the lease again: before it is removed together with the folder that it lies in."""
+        self._stop.set()
+        self._heart.join()
+        with self._mutex:
+            self._lost = self._lost or f"The lease {self._storage.url}/{self._name} was abandoned"
+
     def release(self) -> None:
         """Stop the heartbeat and let others have the lease. Does nothing if it is lost."""
         self._stop.set()

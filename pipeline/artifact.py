@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -308,6 +309,21 @@ def write_arrays(folder: Path, **arrays: NDArray) -> None:
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
 
+def new_array(file: Path, shape: tuple[int, ...], dtype: str) -> np.memmap[Any, Any]:
+    """Return a new ``.npy``, memory-mapped for writing; its room on the disk is taken beforehand.
+
+    Raises
+    ------
+    OSError
+        If there is not enough. Without this, the process would be killed by a signal when it writes.
+    """
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    return array
+
+
 def write_vectors(
     file: Path,
     parts: Iterable[pa.Table],
@@ -338,7 +354,7 @@ def write_vectors(
     if len(places) == 0:
         np.save(file, np.empty((0, dimension), dtype=dtype), allow_pickle=False)
         return
-    out = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=(len(places), dimension))
+    out = new_array(file, (len(places), dimension), dtype)
     source = np.empty((0, dimension), dtype=dtype) if held is None else held
     if source.shape[1:] != (dimension,):
         raise ArtifactError(

@@ -41,9 +41,14 @@ from hippoindex.pipeline.resolve import Resolution, ResolveStage, fact_texts, me
 from hippoindex.pipeline.shards import ShardStore, column, count_rows
 from hippoindex.pipeline.stage import quarantine_table, read_table, write_table
 from hippoindex.pipeline.synonyms import find_synonyms, known_pairs, recall_shortfall
+from hippoindex.pipeline.work import exclusive
 
 STAGES = ("read", "chunk", "extract", "resolve", "synonyms")
 """Stages that quarantine, in their order."""
+
+
+class NothingToDo(Exception):  # noqa: N818 - no error, but a reason to stop
+    """A run has found that the index is as it should be."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,15 @@ def carry_out(
 ) -> BuildResult:
     """Have an index made in the work folder beside ``output`` and publish it there in one step.
 
+    Meanwhile no other run can work on this output.
+
     Parameters
     ----------
     config : Config
     output : Path
     make : callable
-        ``make(run, folder)`` fills an empty folder and returns its manifest.
+        ``make(run, folder)`` fills an empty folder and returns its manifest, or raises
+        :class:`NothingToDo`.
     source : Index, optional
         See :class:`Run`.
     replace, strict, monitor
@@ -118,33 +126,41 @@ def carry_out(
 
     Raises
     ------
+    NothingToDo
+        If ``make`` did; nothing is left of the run.
+    LeaseHeldError
+        If another run works on this output.
+    LeaseLostError
+        If another run took over because this one gave no sign of life; nothing is published then.
+    UsageError
+        If ``source`` is not what is at its path any more.
     ThresholdError
         If ``strict``, and too few synonyms were found; the index is there then.
     """
-    work = work_folder(output)
-    assembled = work / "assembled"
-    shutil.rmtree(assembled, ignore_errors=True)  # of a run that was killed
-    assembled.mkdir(parents=True)
-    run = Run(config, ShardStore(work, monitor or Monitor()), source)
-    started = datetime.now(UTC)
-    with PeakMemory() as memory:
-        manifest = make(run, assembled)
-    stats = run.stats(manifest, started, memory.peak_bytes)
-    artifact.write_json(assembled / "stats.json", stats)
-    write_report(assembled / "report.html", manifest, stats)
-    artifact.write_checksums(assembled)
-    with atomic_directory(output, replace=replace) as folder:
-        assembled.replace(folder)  # a folder may take the place of an empty one
-    shutil.rmtree(work)
+    with exclusive(output, source) as work:
+        assembled = work.folder / "assembled"
+        shutil.rmtree(assembled, ignore_errors=True)  # of a run that was killed
+        assembled.mkdir()
+        run = Run(config, ShardStore(work.folder, monitor or Monitor()), source)
+        started = datetime.now(UTC)
+        try:
+            with PeakMemory() as memory:
+                manifest = make(run, assembled)
+        except NothingToDo:
+            work.remove()
+            raise
+        stats = run.stats(manifest, started, memory.peak_bytes)
+        artifact.write_json(assembled / "stats.json", stats)
+        write_report(assembled / "report.html", manifest, stats)
+        artifact.write_checksums(assembled)
+        work.check()
+        with atomic_directory(output, replace=replace) as folder:
+            assembled.replace(folder)  # a folder may take the place of an empty one
+        work.remove()
     shortfall = recall_shortfall(manifest.stages["synonyms"], config.synonyms)
     if strict and shortfall is not None:
         raise ThresholdError(f"{output} is built, but {shortfall}")
     return BuildResult(output, manifest, stats)
-
-
-def work_folder(output: Path) -> Path:
-    """Return where a run that makes ``output`` keeps its shards."""
-    return output.with_name(output.name + ".work")
 
 
 def _check_output(config: Config, overwrite: bool) -> Path:

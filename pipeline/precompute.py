@@ -7,9 +7,7 @@ blocks, each written when it is done, so work that was interrupted goes on where
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from hippoindex.pipeline import artifact
 from hippoindex.pipeline.artifact import open_index
 from hippoindex.pipeline.config import Config, PrecomputeConfig, load_config
 from hippoindex.pipeline.progress import Advance, Monitor
+from hippoindex.pipeline.work import exclusive
 
 log = structlog.get_logger("hippoindex")
 
@@ -105,26 +104,33 @@ def refresh(index: Path, overrides: Iterable[str] = (), *, monitor: Monitor | No
     opened = open_index(index)
     config = _changed(opened.manifest.config, overrides)
     target = opened.path.resolve()
-    work = target.with_name(target.name + ".work") / "precompute"
-    with atomic_directory(target, replace=True) as folder:
-        for name in [*opened.manifest.files, *artifact.TIMED]:
-            if not name.startswith("ppr/") and (target / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).hardlink_to(target / name)
-        columns = opened.vectors("passages").shape[1] + 1
-        with (monitor or Monitor()).stage("precompute", columns, "columns") as advance:
-            made = precompute(folder, config.precompute, config.retrieve.damping, work=work, advance=advance)
-        manifest = opened.manifest
-        artifact.write_manifest(
-            folder,
-            **manifest.model_dump(exclude={"schema_version", "files", "config", "stages"}),
-            config=manifest.config | config.model_dump(mode="json", include={"retrieve"}) | _part(config),
-            stages=manifest.stages | {"precompute": made},
-        )
-        artifact.write_checksums(folder)
-    shutil.rmtree(work)
-    with contextlib.suppress(OSError):  # not empty: a run of the whole job was interrupted there
-        work.parent.rmdir()
+    with exclusive(target, opened) as work:
+        with atomic_directory(target, replace=True) as folder:
+            made = _fill(folder, opened, config, work.folder / "precompute", monitor or Monitor())
+            work.check()
+        work.remove("precompute")
+    return made
+
+
+def _fill(
+    folder: Path, opened: artifact.Index, config: Config, work: Path, monitor: Monitor
+) -> dict[str, Any]:
+    """Make the changed index of links to its files and of pieces computed anew."""
+    manifest = opened.manifest
+    for name in [*manifest.files, *artifact.TIMED]:
+        if not name.startswith("ppr/") and (opened.path / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).hardlink_to((opened.path / name).resolve())
+    columns = opened.vectors("passages").shape[1] + 1
+    with monitor.stage("precompute", columns, "columns") as advance:
+        made = precompute(folder, config.precompute, config.retrieve.damping, work=work, advance=advance)
+    artifact.write_manifest(
+        folder,
+        **manifest.model_dump(exclude={"schema_version", "files", "config", "stages"}),
+        config=manifest.config | config.model_dump(mode="json", include={"retrieve"}) | _part(config),
+        stages=manifest.stages | {"precompute": made},
+    )
+    artifact.write_checksums(folder)
     return made
 
 
@@ -184,7 +190,7 @@ def _assemble(blocks: list[Path], folder: Path, shape: tuple[int, ...], dtype: s
     if not n_passages:
         artifact.write_arrays(folder, z=np.empty(shape, dtype=dtype), z1=np.empty(0, dtype=np.float32))
         return
-    z = np.lib.format.open_memmap(folder / "z.npy", mode="w+", dtype=np.dtype(dtype), shape=shape)
+    z = artifact.new_array(folder / "z.npy", shape, dtype)
     for start in range(0, n_passages, CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         z[rows] = np.concatenate([block[rows] for block in columns], axis=1)[:, :dimension]

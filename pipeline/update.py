@@ -8,7 +8,6 @@ readable until the new one takes its place in one step.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.artifact import MANIFEST, Index, Manifest, open_index
-from hippoindex.pipeline.build import BuildResult, Parts, Run, carry_out, work_folder
+from hippoindex.pipeline.build import BuildResult, NothingToDo, Parts, Run, carry_out
 from hippoindex.pipeline.config import Config, load_config
 from hippoindex.pipeline.corpus import CorpusCounts
 from hippoindex.pipeline.progress import Monitor
@@ -34,10 +33,6 @@ OF_THE_INDEX = {"corpus": True, "precompute": True}
 """Settings that may differ from those of the index without changing what is in it."""
 OF_THE_FILE = "file_sha256"
 """Tells the OpenIE file of ``extract.engine=import``: new passages come with a file of their own."""
-
-
-class NothingNewError(Exception):
-    """Every document of a corpus is in the index already."""
 
 
 def append(
@@ -90,7 +85,7 @@ def append(
     def make(run: Run, folder: Path) -> Manifest:
         reader, documents = run.read(old.documents)
         if not documents:
-            raise NothingNewError
+            raise NothingToDo
         with run.executing(reader.counts.documents):
             parts = run.extract(reader, documents)
             _check_stages(old, run.store.stages)
@@ -100,8 +95,7 @@ def append(
     target = old.path.resolve()
     try:
         return carry_out(config, target, make, source=old, replace=True, strict=strict, monitor=monitor)
-    except NothingNewError:
-        shutil.rmtree(work_folder(target))
+    except NothingToDo:
         return None
 
 

@@ -3,6 +3,7 @@
 from hippoindex.kernels.simjoin.exact import exact
 from hippoindex.kernels.simjoin.ivf import ivf
 from hippoindex.kernels.simjoin.join import JoinResult, join, stacked
+from hippoindex.kernels.simjoin.lists import KeptLists
 from hippoindex.kernels.simjoin.recall import Recall, measure_recall
 from hippoindex.kernels.simjoin.reference import Pairs, reference
 from hippoindex.kernels.simjoin.rows import normalised, unusable_rows
@@ -10,6 +11,7 @@ from hippoindex.kernels.simjoin.spec import spec
 
 __all__ = [
     "JoinResult",
+    "KeptLists",
     "Pairs",
     "Recall",
     "exact",

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hippoindex.kernels.simjoin.best import BestPairs
+from hippoindex.kernels.simjoin.threads import in_threads
 from hippoindex.kernels.simjoin.tile import bits, hash_rows, recheck
 
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 14
 
 Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 """First, second and float64 cosine of pairs."""
@@ -44,22 +45,23 @@ class Groups:
         return out
 
 
-def group_equal_rows(x: NDArray[np.floating]) -> Groups:
-    """Group the rows of ``x``, shape (N, d), that are equal bit by bit."""
-    n = len(x)
-    hashes = np.empty(n, np.uint64)
-    hash_rows(x.view(np.uint16), hashes)
+def group_equal_rows(x: NDArray[np.floating], among: NDArray[np.bool_] | None = None) -> Groups:
+    """Group the rows of ``x``, shape (N, d), that are equal bit by bit; rows not ``among`` stand alone."""
+    each = np.arange(len(x))
+    chosen = each if among is None else np.flatnonzero(among)
+    hashes = _hashes(x, None if among is None else chosen)
     order = np.argsort(hashes, kind="stable")
-    begins = np.r_[True, hashes[order][1:] != hashes[order][:-1]][:n]
-    leader = np.empty(n, np.int64)
-    leader[order] = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]  # lowest row with the same hash
-    followers = np.flatnonzero(leader != np.arange(n))
+    begins = np.r_[True, hashes[order][1:] != hashes[order][:-1]][: len(order)]
+    leader = each.copy()
+    lowest = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]  # of those with the same hash
+    leader[chosen[order]] = chosen[lowest]
+    followers = np.flatnonzero(leader != each)
     for start in range(0, len(followers), BLOCK_ROWS):
         rows = followers[start : start + BLOCK_ROWS]
         equal = (x[rows] == x[leader[rows]]).all(axis=1)
         leader[rows[~equal]] = rows[~equal]  # another vector with the same hash stands alone
-    first_row, of_row = np.unique(leader, return_inverse=True)
-    return Groups(first_row, of_row)
+    leads = leader == each
+    return Groups(np.flatnonzero(leads), (np.cumsum(leads) - 1)[leader])
 
 
 def expand(
@@ -133,6 +135,19 @@ def cosines(
     nowhere = np.full(len(rows), -np.inf)
     recheck(bits(x), rows, -np.inf, nowhere, first.copy(), second.copy(), len(first), out)
     return out
+
+
+def _hashes(x: NDArray[np.floating], rows: NDArray[np.int64] | None) -> NDArray[np.uint64]:
+    """Hash all or some rows, read in blocks."""
+    hashes = np.empty(len(x) if rows is None else len(rows), np.uint64)
+
+    def task(_: None, start: int) -> None:
+        part = slice(start, start + BLOCK_ROWS)
+        hash_rows(x[part if rows is None else rows[part]].view(np.uint16), hashes[part])
+
+    for _ in in_threads(lambda: None, task, range(0, len(hashes), BLOCK_ROWS)):
+        pass
+    return hashes
 
 
 def _directed(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,11 +16,14 @@ from hippoindex.kernels.simjoin.exact import by_tiles, exact_plan
 from hippoindex.kernels.simjoin.ivf import (
     PROBE_SAMPLE,
     TARGET_RECALL,
+    by_kept_lists,
     by_lists,
     check_target,
     expected_cost,
     ivf_plan,
+    kept_cost,
 )
+from hippoindex.kernels.simjoin.lists import KeptLists
 from hippoindex.kernels.simjoin.problem import (
     MEMORY_BYTES,
     TILE_COLUMNS,
@@ -28,15 +32,17 @@ from hippoindex.kernels.simjoin.problem import (
     Progress,
     pose,
 )
-from hippoindex.kernels.simjoin.recall import SAMPLE, Recall, measure_recall
+from hippoindex.kernels.simjoin.recall import SAMPLE, Recall, recall_of
 from hippoindex.kernels.simjoin.reference import Pairs
-from hippoindex.kernels.simjoin.rows import as_rows
+from hippoindex.kernels.simjoin.rows import as_mask, as_rows
 from hippoindex.kernels.simjoin.sketch import NODE_COST, Plan
 from hippoindex.kernels.simjoin.threads import n_threads, one_blas_thread
 from hippoindex.kernels.spec import REGISTRY
 
 CHEAP_COST = 5e11
 """An exact join of no more multiplications, about 5 s on two cores, is not worth an approximation."""
+LEAST_SAMPLE, SAMPLED_SHARE = 100, 0.02
+"""An append measures its recall on this share of the new rows, at least on so many."""
 OWN = ("auto", "exact", "ivf")
 """Methods with a model of their cost, which take new rows into a known join."""
 CALIBRATION_RANK = 64
@@ -64,6 +70,8 @@ class JoinResult:
         ``nodes`` (distinct vectors), ``multiplications_per_s`` (measured before), ``recall_s`` (seconds to
         measure the recall), ``rank`` (length of the sketches), and for ``ivf`` also ``lists``, ``probes``,
         ``sample_pairs`` and ``compared``.
+    lists : KeptLists or None
+        What the next append takes; ``None`` if all was compared with all.
     """
 
     pairs: Pairs
@@ -72,6 +80,7 @@ class JoinResult:
     estimate_s: float | None
     seconds_s: float
     details: dict[str, int | float]
+    lists: KeptLists | None = None
 
 
 def join(
@@ -84,7 +93,8 @@ def join(
     target_recall: float = TARGET_RECALL,
     known: Pairs | None = None,
     new: ArrayLike | None = None,
-    sample: int = SAMPLE,
+    lists: KeptLists | None = None,
+    sample: int | None = None,
     seed: int = 0,
     memory_bytes: int = MEMORY_BYTES,
     on_progress: Progress | None = None,
@@ -105,12 +115,18 @@ def join(
         For ``ivf``: share of the pairs to find; with 1 ``auto`` is exact.
     known : Pairs, optional
         The join of the rows that are not new, in the present numbering, with the same threshold and a cap not
-        lower.
+        lower. It is trusted: its cosines are read again only where float32 cannot tell whether a pair counts.
     new : array_like of bool, shape (N,), optional
         Rows to join with all. The result is that of joining everything, which other backends than ``exact``
-        and ``ivf`` do.
-    sample : int
-        Rows on which the recall is measured; ``ivf`` chooses its probes on 4,000 others.
+        and ``ivf`` do. Only these rows are checked: the others were when they were joined.
+    lists : KeptLists, optional
+        What the join of the rows that are not new has kept, in the present numbering
+        (:meth:`~hippoindex.kernels.simjoin.lists.KeptLists.placed`). ``auto`` and ``ivf`` then read only the
+        lists that new rows probe; with more than twice the rows that the lists were trained for, new ones are
+        made. ``exact`` and other backends do not use them.
+    sample : int, optional
+        Rows on which the recall is measured; by default 1,000, of an append at most 2 % of the new rows but
+        not fewer than 100. ``ivf`` chooses its probes on 4,000 others.
     seed : int
         Of all samples and of k-means.
     memory_bytes : int
@@ -127,29 +143,37 @@ def join(
     KernelError
         If the arguments are not as described; the message names the row.
     """
-    if sample < 1:
+    if sample is not None and sample < 1:
         raise KernelError(f"sample is at least 1; got {sample}")
     check_target(target_recall)
-    started = time.perf_counter()
-    if method in OWN:
-        problem = pose(vectors, threshold, max_neighbors, searches, known, new, memory_bytes)
-        pairs, chosen, estimate_s, details = _by_own(problem, method, target_recall, seed, on_progress)
-    else:
-        run = REGISTRY["simjoin"].get(method).run
-        pairs, chosen, estimate_s, details = (
-            run(vectors, threshold, max_neighbors, searches),
-            method,
-            None,
-            {},
+    if lists is not None and new is None:
+        raise KernelError(
+            "lists come together with known (pairs of the old rows) and new (which are not old)"
         )
+    started = time.perf_counter()
+    x = as_rows(vectors)
+    if method in OWN:
+        problem = pose(x, threshold, max_neighbors, searches, known, new, memory_bytes)
+        done = _by_own(problem, method, target_recall, lists, seed, on_progress)
+    else:
+        done = _Done(REGISTRY["simjoin"].get(method).run(x, threshold, max_neighbors, searches), method)
     joined = time.perf_counter()
-    recall = measure_recall(vectors, pairs, threshold, max_neighbors, searches, sample, seed + 1, among=new)
-    details["recall_s"] = time.perf_counter() - joined
+    recall = recall_of(
+        x,
+        done.pairs,
+        threshold,
+        max_neighbors,
+        as_mask(searches, len(x), "searches"),
+        _sample_size(new) if sample is None else sample,
+        seed + 1,
+        as_mask(new, len(x), "new"),
+    )
+    details = {**done.details, "recall_s": time.perf_counter() - joined}
     log.info(
         "synonym join done",
-        method=chosen,
-        pairs=len(pairs.first),
-        estimate_s=None if estimate_s is None else round(estimate_s, 1),
+        method=done.method,
+        pairs=len(done.pairs.first),
+        estimate_s=None if done.estimate_s is None else round(done.estimate_s, 1),
         took_s=round(joined - started, 1),
         recall=round(recall.estimate, 4),
         recall_low=round(recall.low, 4),
@@ -157,7 +181,7 @@ def join(
         recall_near_threshold=round(recall.hard_estimate, 4),
         sampled_pairs=recall.pairs,
     )
-    return JoinResult(pairs, chosen, recall, estimate_s, joined - started, details)
+    return JoinResult(done.pairs, done.method, recall, done.estimate_s, joined - started, details, done.lists)
 
 
 def stacked(old: ArrayLike, added: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
@@ -202,25 +226,66 @@ def multiplications_per_s() -> float:
     return out.size * CALIBRATION_RANK * n_threads() / float(min(seconds))
 
 
+@dataclass(frozen=True, eq=False)
+class _Done:
+    """A join before its recall is measured; see :class:`JoinResult`."""
+
+    pairs: Pairs
+    method: str
+    estimate_s: float | None = None
+    details: dict[str, int | float] = field(default_factory=dict)
+    lists: KeptLists | None = None
+
+
 def _by_own(
     problem: Problem,
     method: str,
     target_recall: float,
+    lists: KeptLists | None,
     seed: int,
     on_progress: Progress | None,
-) -> tuple[Pairs, str, float, dict[str, int | float]]:
+) -> _Done:
     rate = multiplications_per_s()
-    chosen, how, cost = _choose(problem, method, target_recall, seed)
+    lists, method = _usable(problem, method, target_recall, lists)
+    if lists is not None:
+        chosen, cost = "ivf", kept_cost(problem, lists)
+    else:
+        chosen, how, cost = _choose(problem, method, target_recall, seed)
     estimate_s = cost / rate
     log.info("synonym join starts", method=chosen, nodes=problem.n_nodes, estimate_s=round(estimate_s, 1))
     details: dict[str, int | float] = {"nodes": problem.n_nodes, "multiplications_per_s": rate}
-    if chosen == "exact":
+    if lists is not None:
+        found, effort, lists = by_kept_lists(problem, lists, on_progress)
+        details |= asdict(effort)
+    elif chosen == "exact":
         found = by_tiles(problem, how, on_progress)
         details["rank"] = problem.x.shape[1] if how.axes is None else how.axes.shape[1]
     else:
-        found, effort = by_lists(problem, how, target_recall, PROBE_SAMPLE, seed, on_progress)
+        found, effort, lists = by_lists(problem, how, target_recall, PROBE_SAMPLE, seed, on_progress)
         details |= asdict(effort)
-    return problem.finish(found), chosen, estimate_s, details
+    return _Done(problem.finish(found), chosen, estimate_s, details, lists)
+
+
+def _usable(
+    problem: Problem, method: str, target_recall: float, lists: KeptLists | None
+) -> tuple[KeptLists | None, str]:
+    """Return the kept lists if the join goes by them, and the method if it does not."""
+    if lists is None or method == "exact":
+        return None, method
+    new = problem.asks[problem.groups.of_row]
+    lists.check(problem.x.shape, new, problem.threshold, target_recall)
+    if not lists.outgrown:
+        return lists, method
+    rows = {"rows": len(lists.owner), "trained_rows": lists.trained_rows}
+    log.info("kept lists are outgrown: new ones are made", **rows)
+    return None, "ivf"
+
+
+def _sample_size(new: ArrayLike | None) -> int:
+    """Return on how many rows the recall is measured if the caller does not say."""
+    if new is None:
+        return SAMPLE
+    return min(SAMPLE, max(LEAST_SAMPLE, math.ceil(SAMPLED_SHARE * np.count_nonzero(new))))
 
 
 def _choose(

@@ -1,13 +1,14 @@
-"""Inverted lists: spherical k-means over a sample, and the nearest lists of every node."""
+"""Inverted lists: k-means on the sphere, the nearest lists of every node, and what is kept of them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hippoindex.errors import KernelError
 from hippoindex.kernels.simjoin.problem import TILE_ROWS
 from hippoindex.kernels.simjoin.sketch import Sketch
 from hippoindex.kernels.simjoin.threads import in_threads
@@ -17,6 +18,16 @@ TRAIN_POINTS = 64
 """Training vectors per centroid; k-means is known to need 39 to 256."""
 LEAST_POINTS = 39
 ITERATIONS = 6
+SORTED_PROBES = 64
+"""Up to so many probes the nearest lists are found by insertion."""
+GROWTH = 2
+"""From so many times the rows on that they were found for, centroids are not kept: their lists are uneven."""
+
+
+HALF_ROUNDING = 6e-4
+"""More than a bound can lose if the sketch of one end is rounded to float16: 2^-11 of the norms' product."""
+ORTHONORMAL = 1e-4
+"""Largest entry of the axes' Gram matrix less the identity."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +38,154 @@ class Lists:
     ----------
     owner : ndarray of int32, shape (G,)
         List of every node.
+    asks : ndarray of bool, shape (G,)
+        Nodes that probe lists.
     probes : ndarray of int32, shape (G, P)
-        Nearest lists of the nodes that ask, nearest first; -1 for the others.
+        Nearest lists of the nodes that ask, the nearest of all first. The rows of the others are never
+        touched: where few ask, hardly any of this array gets memory.
     n_lists : int
     """
 
     owner: NDArray[np.int32]
+    asks: NDArray[np.bool_]
     probes: NDArray[np.int32]
     n_lists: int
 
     def members(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the nodes by list, ascending, and where each list begins: shapes (G,), (n_lists + 1,)."""
-        return np.argsort(self.owner, kind="stable"), _begins(self.owner, self.n_lists)
+        return self._by_list(), _begins(self.owner, self.n_lists)
 
     def queries(self) -> tuple[NDArray, NDArray[np.int64]]:
         """Return the nodes that probe each list and where each begins; nodes of one list lie together."""
-        begin = _begins(self.probes[self.probes >= 0], self.n_lists)
+        order = self._by_list()
+        order = order[self.asks[order]]
+        everyone = len(order) == len(self.owner)
+        begin = _begins((self.probes if everyone else self.probes[order]).ravel(), self.n_lists)
         nodes = np.empty(begin[-1], np.int32 if len(self.owner) < 2**31 else np.int64)
-        invert(self.probes, np.argsort(self.owner, kind="stable"), begin[:-1].copy(), nodes)
+        invert(self.probes, order, begin[:-1].copy(), nodes)
         return nodes, begin
+
+    def _by_list(self) -> NDArray[np.int64]:
+        short = np.min_scalar_type(max(self.n_lists - 1, 0))  # 16 bits are sorted by radix
+        return np.argsort(self.owner.astype(short), kind="stable")
+
+
+@dataclass(frozen=True, eq=False)
+class KeptLists:
+    """What a join by lists leaves for appending to it: arrays and numbers, to be saved and mapped.
+
+    Attributes
+    ----------
+    axes : ndarray of float32, shape (d, r)
+        Orthonormal; vectors are sketched by them.
+    centroids : ndarray of float32, shape (L, m)
+        In the space of the first m axes, where vectors are normalised.
+    owner : ndarray of int32, shape (N,)
+        List of every row; -1 for rows that are new.
+    sketches : ndarray of float16, shape (N - new rows, r + 1)
+        Of the rows that are not new, in their order: coordinates on the axes, and the norm of the rest.
+    probes : int
+        Lists that a new row must probe for the target recall, where only the new rows do.
+    target_recall, threshold : float
+        Of the join.
+    trained_rows : int
+        Rows that there were when the centroids were found.
+    """
+
+    axes: NDArray[np.float32]
+    centroids: NDArray[np.float32]
+    owner: NDArray[np.int32]
+    sketches: NDArray[np.float16]
+    probes: int
+    target_recall: float
+    threshold: float
+    trained_rows: int
+
+    def placed(self, new: NDArray[np.bool_]) -> KeptLists:
+        """Return the lists of more rows: those of the old ones, in their order, where ``new`` is false.
+
+        Parameters
+        ----------
+        new : ndarray of bool, shape (M,)
+            Has N false entries.
+
+        Raises
+        ------
+        KernelError
+        """
+        n_old = len(new) - np.count_nonzero(new)
+        if n_old != len(self.owner):
+            raise KernelError(f"Lists are kept of {len(self.owner)} rows; {n_old} rows are not new")
+        owner = np.full(len(new), -1, np.int32)
+        owner[~new] = self.owner
+        return replace(self, owner=owner)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether there are so many more rows now that the centroids have to be found anew."""
+        return len(self.owner) > GROWTH * self.trained_rows
+
+    def check(
+        self, vectors_shape: tuple[int, int], new: NDArray[np.bool_], threshold: float, target_recall: float
+    ) -> None:
+        """Check that the lists are of the old rows of a join.
+
+        Parameters
+        ----------
+        vectors_shape : tuple of int
+            Rows and dimension.
+        new : ndarray of bool, shape (N,)
+        threshold, target_recall : float
+            Of the join.
+
+        Raises
+        ------
+        KernelError
+        """
+        n, dimension = vectors_shape
+        self._check_centroids(dimension)
+        if self.threshold != threshold:
+            raise KernelError(
+                f"The kept lists are of a join at threshold {self.threshold}, not {threshold}; "
+                "join all rows anew"
+            )
+        if self.target_recall < target_recall:
+            raise KernelError(
+                f"The kept lists are of a join with target_recall {self.target_recall}, less than "
+                f"{target_recall}; join all rows anew"
+            )
+        if self.owner.shape != (n,):
+            raise KernelError(f"The kept lists have owners of shape {self.owner.shape}; expected ({n},)")
+        expected = (int(np.count_nonzero(~new)), self.axes.shape[1] + 1)
+        shape, dtype = self.sketches.shape, self.sketches.dtype
+        if shape != expected or dtype != np.float16:
+            raise KernelError(
+                f"The kept lists have sketches of shape {shape}, type {dtype}; expected {expected}, float16"
+            )
+        n_lists = len(self.centroids)
+        wrong = np.flatnonzero(np.where(new, self.owner != -1, (self.owner < 0) | (self.owner >= n_lists)))
+        if len(wrong):
+            row = wrong[0]
+            wanted = "-1, for it is new" if new[row] else f"0 to {n_lists - 1}"
+            raise KernelError(
+                f"Row {row} is on kept list {self.owner[row]} ({len(wrong)} such rows); expected {wanted}"
+            )
+
+    def _check_centroids(self, dimension: int) -> None:
+        axes, centroids = self.axes, self.centroids
+        if axes.ndim != 2 or len(axes) != dimension:
+            raise KernelError(f"The kept lists have axes of shape {axes.shape}; expected ({dimension}, m)")
+        if centroids.ndim != 2 or len(centroids) == 0 or not 1 <= centroids.shape[1] <= axes.shape[1]:
+            raise KernelError(
+                f"The kept lists have centroids of shape {centroids.shape}; expected (L, m) with m from 1 to "
+                f"{axes.shape[1]}"
+            )
+        if not np.isfinite(centroids).all():
+            raise KernelError("The kept lists have centroids that are not finite")
+        if not np.abs(axes.T @ axes - np.eye(axes.shape[1])).max() < ORTHONORMAL:
+            raise KernelError("The kept lists have axes that are not orthonormal")
+        if not 1 <= self.probes <= len(centroids):
+            raise KernelError(f"The kept lists ask for {self.probes} probes of {len(centroids)} lists")
 
 
 def list_count(n: int) -> int:
@@ -107,7 +247,7 @@ def assign(sketches: Sketch, centroids: NDArray[np.float32], asks: NDArray[np.bo
     Lists
     """
     n = len(asks)
-    probes = np.full((n, n_probes), -1, np.int32)
+    probes = np.zeros((n, n_probes), np.int32)
     owner = np.empty(n, np.int32)
 
     def task(_: None, start: int) -> None:
@@ -116,18 +256,31 @@ def assign(sketches: Sketch, centroids: NDArray[np.float32], asks: NDArray[np.bo
         asking = asks[part]
         own = np.empty((len(similarity), n_probes), np.int32)
         if asking.all():
-            top_columns(similarity, n_probes, own)
+            _nearest(similarity, own)
         else:
             top_columns(similarity, 1, own)
             best = np.empty((asking.sum(), n_probes), np.int32)
-            top_columns(similarity[asking], n_probes, best)
+            _nearest(similarity[asking], best)
             own[asking] = best
         owner[part] = own[:, 0]
         probes[part][asking] = own[asking]
 
     for _ in in_threads(lambda: None, task, range(0, n, TILE_ROWS)):
         pass
-    return Lists(owner, probes, len(centroids))
+    return Lists(owner, asks, probes, len(centroids))
+
+
+def _nearest(similarity: NDArray[np.float32], out: NDArray[np.int32]) -> None:
+    """Write the columns of the largest values of each row, the largest of all first."""
+    count = out.shape[1]
+    if count <= SORTED_PROBES:
+        top_columns(similarity, count, out)
+        return
+    top_columns(similarity, 1, out)
+    columns = np.argpartition(similarity, -count, axis=1)[:, -count:]
+    place = (columns == out[:, :1]).argmax(axis=1)  # 0 too if a tie has left it out
+    columns[np.arange(len(columns)), place] = columns[:, 0]
+    out[:, 1:] = columns[:, 1:]
 
 
 def _nearest_of_points(

@@ -87,14 +87,28 @@ def measure_recall(
         raise KernelError(f"sample is at least 1; got {sample}")
     x = as_rows(vectors)
     mask = check_arguments(x, threshold, max_neighbors, searches)
-    candidates = np.flatnonzero(mask & as_mask(among, len(x), "among"))
+    return recall_of(x, pairs, threshold, max_neighbors, mask, sample, seed, as_mask(among, len(x), "among"))
+
+
+def recall_of(
+    x: NDArray[np.floating],
+    pairs: Pairs,
+    threshold: float,
+    max_neighbors: int,
+    searches: NDArray[np.bool_],
+    sample: int,
+    seed: int,
+    among: NDArray[np.bool_],
+) -> Recall:
+    """Do as :func:`measure_recall` with arguments that are checked already."""
+    candidates = np.flatnonzero(searches & among)
     rng = np.random.default_rng(seed)
     drawn = np.sort(rng.choice(candidates, min(sample, len(candidates)), replace=False))
     asks = np.zeros(len(x), dtype=bool)
     asks[drawn] = True
     each = np.arange(len(x))
     alone = Groups(each, each)
-    problem = Problem(x, alone, threshold, max_neighbors, mask, None, asks, MEMORY_BYTES)
+    problem = Problem(x, alone, threshold, max_neighbors, searches, None, asks, MEMORY_BYTES)
     first, second, cosine = scan_all(problem, whole(x, each), asks, asks)
     found = _contains(pairs, first, second, len(x))
     node = np.where(asks[first], first, second)

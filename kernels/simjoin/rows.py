@@ -95,9 +95,15 @@ def as_rows(vectors: ArrayLike) -> NDArray[np.floating]:
 
 
 def check_arguments(
-    vectors: NDArray, threshold: float, max_neighbors: int, searches: ArrayLike | None
+    vectors: NDArray,
+    threshold: float,
+    max_neighbors: int,
+    searches: ArrayLike | None,
+    new: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.bool_]:
     """Check what every backend demands of its arguments and return ``searches`` as an array, shape (N,).
+
+    Of the vectors only the ``new`` rows are read, if given: the others were checked when they were joined.
 
     Raises
     ------
@@ -109,11 +115,13 @@ def check_arguments(
         raise KernelError(f"threshold is a cosine above 0 and at most 1; got {threshold}")
     if max_neighbors < 1:
         raise KernelError(f"max_neighbors is at least 1; got {max_neighbors}")
-    norms = _norms(x)
+    rows = None if new is None else np.flatnonzero(new)
+    norms = _norms(x, rows)
     off = np.flatnonzero(~(np.abs(norms - 1.0) <= NORM_TOLERANCE))
     if len(off):
+        row = off[0] if rows is None else rows[off[0]]
         raise KernelError(
-            f"Row {off[0]} has norm {norms[off[0]]:.4f} ({len(off)} such rows); rows must be L2-normalised. "
+            f"Row {row} has norm {norms[off[0]]:.4f} ({len(off)} such rows); rows must be L2-normalised. "
             "unusable_rows tells which cannot be, normalised mends the others"
         )
     return as_mask(searches, len(x), "searches")
@@ -134,14 +142,15 @@ def as_mask(mask: ArrayLike | None, n: int, name: str) -> NDArray[np.bool_]:
     return out
 
 
-def _norms(x: NDArray) -> NDArray[np.float64]:
-    norms = np.empty(len(x))
-    for start, block in _blocks(x):
+def _norms(x: NDArray, rows: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+    norms = np.empty(len(x) if rows is None else len(rows))
+    for start, block in _blocks(x, rows):
         norms[start : start + len(block)] = np.sqrt(np.einsum("ij,ij->i", block, block))
     return norms
 
 
-def _blocks(x: NDArray) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield the first row number and the float64 values of block after block."""
-    for start in range(0, len(x), BLOCK_ROWS):
-        yield start, x[start : start + BLOCK_ROWS].astype(np.float64)
+def _blocks(x: NDArray, rows: NDArray[np.int64] | None = None) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield the float64 values of block after block of all or of some rows, and where it begins in these."""
+    for start in range(0, len(x) if rows is None else len(rows), BLOCK_ROWS):
+        part = slice(start, start + BLOCK_ROWS)
+        yield start, x[part if rows is None else rows[part]].astype(np.float64)

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from hippoindex.kernels.simjoin.threads import one_blas_thread
+from hippoindex.kernels.simjoin.threads import in_threads, one_blas_thread
+from hippoindex.kernels.simjoin.tile import dot
 
-BLOCK_ROWS = 8192
+BLOCK_ROWS = 2048
 SAMPLE_ROWS = 4096
 ASKING_ROWS = 512
 ROUNDING = 1e-6
@@ -139,20 +142,33 @@ def build(x: NDArray[np.floating], rows: NDArray[np.int64], how: Plan, memory_by
     rank = how.axes.shape[1]
     values = _allocate((len(rows), rank + 1), memory_bytes)
     in_order = len(rows) == len(x)
-    for start in range(0, len(rows), BLOCK_ROWS):
+    axes = how.axes
+
+    def task(_: None, start: int) -> None:
         part = slice(start, start + BLOCK_ROWS)
-        block = x[part if in_order else rows[part]].astype(np.float32)
-        leading = block @ how.axes
+        block = np.asarray(x[part if in_order else rows[part]], np.float32)
+        leading = block @ axes
         values[part, :rank] = leading
         values[part, rank] = _rest(block, leading)
+
+    for _ in in_threads(lambda: None, task, range(0, len(rows), BLOCK_ROWS)):
+        pass
     return Sketch(values, rank, how.main_rank)
 
 
 def _rest(x: NDArray[np.float32], leading: NDArray[np.float32]) -> NDArray[np.float64]:
     """Norm of what the leading coordinates leave out, rounded up, shape (B,)."""
-    square = np.einsum("ij,ij->i", x, x, dtype=np.float64)
-    square -= np.einsum("ij,ij->i", leading, leading, dtype=np.float64)
-    return np.sqrt(np.maximum(square, 0.0) + ROUNDING)
+    square, of_leading = np.empty(len(x)), np.empty(len(x))
+    squares(np.ascontiguousarray(x), square)
+    squares(np.ascontiguousarray(leading), of_leading)
+    return np.sqrt(np.maximum(square - of_leading, 0.0) + ROUNDING)
+
+
+@numba.njit(nogil=True, cache=True)
+def squares(x: Any, out: Any) -> None:
+    """Write the squared norms of the rows of ``x``, shape (B, d), summed in float64."""
+    for r in range(len(x)):
+        out[r] = dot(x[r], x[r])
 
 
 def _fastest_rank(turned: NDArray[np.float32], threshold: float, share: float) -> tuple[int, float]:

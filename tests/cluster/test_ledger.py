@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -27,7 +28,7 @@ from hippoindex.cluster.ledger import (
     LedgerError,
     ProcessIdentity,
 )
-from hippoindex.cluster.storage import Storage
+from hippoindex.cluster.storage import Storage, open_storage
 from hippoindex.cluster.storage_backend import StorageError
 from hippoindex.errors import UsageError
 
@@ -277,6 +278,18 @@ def test_a_lease_is_given_back_at_the_end(storage: Storage) -> None:
     with pytest.raises(LeaseLostError, match="was given back"):
         lease.check()
     lease.release()
+
+
+def test_an_abandoned_lease_may_be_removed_with_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with Lease.acquire(open_storage(folder), "me", 0.2) as lease:
+        lease.abandon()
+        shutil.rmtree(folder)
+        time.sleep(0.3)
+        with pytest.raises(LeaseLostError, match="was abandoned"):
+            lease.check()
+    assert not folder.exists()
 
 
 def test_the_second_run_is_told_who_holds_the_lease(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -312,3 +313,32 @@ def test_too_low_a_recall_fails_a_strict_run_that_has_published(
     index.verify()
     assert index.manifest.stages["synonyms"]["recall"]["estimate"] < 0.999
     assert "less than the target" in (index.path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_of_two_runs_on_one_output_one_wins_and_the_other_says_so(
+    sample: Path, sample_index: Path, tmp_path: Path, digests: Digests
+) -> None:
+    output = tmp_path / "index"
+    command = [sys.executable, "-m", "hippoindex.cli", "index", "--corpus", sample / "passages.jsonl"]
+    command += ["--output", output, "--set", "cluster.shard_passages=4", "--workers", "1"]
+    first = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "index.work").glob("extract/[!.]*.arrow")):
+        assert time.monotonic() < deadline
+        assert first.poll() is None
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)  # so that it is still there when the other one looks
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(
+            subprocess.run, list(map(str, command)), capture_output=True, text=True, check=False
+        )
+        time.sleep(4)
+        first.send_signal(signal.SIGCONT)
+        second = other.result()
+    assert first.wait() == 0
+    assert second.returncode == 3
+    assert f"pid {first.pid}" in second.stderr
+    assert "Another run works on this output" in second.stderr
+    assert digests(output) == digests(sample_index)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,8 @@ from numpy.typing import NDArray
 
 from hippoindex.errors import KernelError
 from hippoindex.kernels.simjoin import (
+    JoinResult,
+    KeptLists,
     Pairs,
     exact,
     ivf,
@@ -255,7 +260,90 @@ def test_joining_new_rows_with_all_gives_the_full_join(seed: int, size: int, sha
     check(ivf(**inputs, target_recall=1.0, known=known, new=new), expected, inputs)
 
 
-def test_appending_by_lists_keeps_the_recall() -> None:
+def renumbered(pairs: Pairs, rows: NDArray[np.int64]) -> Pairs:
+    """The same pairs where row k has number ``rows[k]``; ``rows`` ascends."""
+    return Pairs(rows[pairs.first], rows[pairs.second], pairs.cosine)
+
+
+def append(
+    before: JoinResult, vectors: NDArray[np.floating], new: NDArray[np.bool_], **options: object
+) -> JoinResult:
+    """Join new rows with those of which ``before`` is the join."""
+    known = renumbered(before.pairs, np.flatnonzero(~new))
+    lists = None if before.lists is None else before.lists.placed(new)
+    return join(vectors, known=known, new=new, lists=lists, **options)  # type: ignore[arg-type]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=seeds, size=st.integers(1, 250), parts=st.integers(1, 4), method=st.sampled_from(["ivf", "exact"])
+)
+def test_appending_again_and_again_gives_the_full_join(seed: int, size: int, parts: int, method: str) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = generate(rng, size)
+    part_of = rng.integers(0, parts + 1, size)
+    options = {"threshold": inputs["threshold"], "max_neighbors": inputs["max_neighbors"], "method": method}
+    options |= {"target_recall": 1.0, "sample": 5}
+    present = part_of == 0
+    result = join(inputs["vectors"][present], searches=inputs["searches"][present], **options)
+    for part in range(1, parts + 1):
+        present = part_of <= part
+        new = part_of[present] == part
+        result = append(
+            result, inputs["vectors"][present], new, searches=inputs["searches"][present], **options
+        )
+    check(result.pairs, reference(**inputs), inputs)
+    assert (result.lists is not None) == (method == "ivf")
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds, size=st.integers(2, 100))
+def test_known_pairs_may_come_in_any_order_and_be_repeated(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = generate(rng, size)
+    new = np.arange(size) >= size // 2
+    known = reference(inputs["vectors"][: size // 2], inputs["threshold"], inputs["max_neighbors"])
+    order = rng.integers(0, len(known.first), len(known.first)) if len(known.first) else []
+    order = rng.permutation(np.r_[np.arange(len(known.first)), order].astype(np.int64))
+    mixed = Pairs(*(column[order] for column in known))
+    assert_same(exact(**inputs, known=mixed, new=new), exact(**inputs, known=known, new=new))
+
+
+def test_known_pairs_exactly_at_the_threshold_stay() -> None:
+    vectors = np.array([[1.0, 0.0], [0.95, np.sqrt(1 - 0.95**2)], [0.0, 1.0]])
+    known = reference(vectors[:2], 0.95)
+    assert float(known.cosine[0]) < 0.95  # rounded to float32
+    pairs = exact(vectors, 0.95, known=known, new=np.array([False, False, True]))
+    assert as_set(pairs) == {(0, 1)}
+    assert len(exact(vectors, 0.9500001, known=known, new=np.array([False, False, True])).first) == 0
+
+
+@pytest.mark.parametrize("method", ["auto", "ivf"])
+def test_appending_by_lists_keeps_the_recall(method: str) -> None:
+    vectors = clustered(12_000)
+    new = np.random.default_rng(1).random(12_000) < 0.1
+    before = join(vectors[~new], max_neighbors=5, method="ivf", target_recall=0.95, sample=100)
+    assert before.lists is not None
+    options = {"max_neighbors": 5, "method": method, "target_recall": 0.95}
+    result = append(before, vectors, new, **options)
+    full = exact(vectors, max_neighbors=5)
+    touched = new[full.first] | new[full.second]
+    wanted = as_set(Pairs(*(column[touched] for column in full)))
+    share = len(wanted & as_set(result.pairs)) / len(wanted)
+    assert share >= 0.94
+    assert result.method == "ivf"
+    assert result.details["probes"] < result.details["lists"]
+    assert result.details["compared"] < new.sum() * 6000
+    assert result.recall.low <= share <= result.recall.high
+    assert result.recall.phrases == 100
+    assert append(before, vectors, new, **options, sample=150).recall.phrases == 150
+    assert result.lists is not None
+    assert result.lists.owner.min() >= 0
+    np.testing.assert_array_equal(result.lists.owner[~new], before.lists.owner)
+    assert_same(append(before, vectors, new, **options, memory_bytes=1).pairs, result.pairs)
+
+
+def test_appending_without_lists_keeps_the_recall() -> None:
     vectors, new = stacked(clustered(9000)[:8000], clustered(9000)[8000:])
     known = exact(vectors[:8000], max_neighbors=5)
     result = join(vectors, max_neighbors=5, known=known, new=new, method="ivf", target_recall=0.95)
@@ -264,6 +352,122 @@ def test_appending_by_lists_keeps_the_recall() -> None:
     wanted = as_set(Pairs(*(column[touched] for column in full)))
     assert len(wanted & as_set(result.pairs)) >= 0.93 * len(wanted)
     assert result.details["probes"] < result.details["lists"]
+    assert result.lists is not None
+    assert result.lists.owner.shape == (9000,)
+
+
+def test_an_append_checks_new_rows_only() -> None:
+    vectors = np.array(clustered(3000))
+    new = np.arange(3000) >= 2900
+    before = join(vectors[~new], method="ivf", sample=20)
+    vectors[5] *= 2
+    append(before, vectors, new)
+    append(dataclasses.replace(before, lists=None), vectors, new)
+    vectors[2950] *= 2
+    with pytest.raises(KernelError, match=r"Row 2950 has norm 2\.0000 \(1 such rows\)"):
+        append(before, vectors, new)
+
+
+def test_appending_to_memory_maps_is_like_appending_to_arrays(tmp_path: Path) -> None:
+    vectors = clustered(6000).astype(np.float16)
+    new = np.arange(6000) % 50 == 0
+    before = join(vectors[~new], method="ivf", sample=50)
+    expected = append(before, vectors, new)
+    np.save(tmp_path / "vectors.npy", vectors)
+    kept: dict[str, object] = {}
+    assert before.lists is not None
+    for name, value in dataclasses.asdict(before.lists).items():
+        np.save(tmp_path / name, value)
+        array = np.load(tmp_path / f"{name}.npy", mmap_mode="r" if np.ndim(value) else None)
+        kept[name] = array if np.ndim(value) else array.item()
+    mapped = dataclasses.replace(before, lists=KeptLists(**kept))  # type: ignore[arg-type]
+    result = append(mapped, np.load(tmp_path / "vectors.npy", mmap_mode="r"), new)
+    assert_same(result.pairs, expected.pairs)
+    assert len(result.pairs.first) > len(before.pairs.first)
+
+
+def test_outgrown_lists_are_made_anew() -> None:
+    vectors = clustered(9000)
+    first = join(vectors[:4000], method="ivf", sample=20)
+    assert first.lists is not None
+    assert (first.lists.trained_rows, len(first.lists.centroids)) == (4000, 102)
+    second = append(first, vectors[:8000], np.arange(8000) >= 4000, sample=20)
+    assert second.lists is not None
+    np.testing.assert_array_equal(second.lists.centroids, first.lists.centroids)
+    third = append(second, vectors, np.arange(9000) >= 8000, sample=20)
+    assert third.method == "ivf"
+    assert third.lists is not None
+    assert (third.lists.trained_rows, len(third.lists.centroids)) == (9000, 230)
+    assert third.recall.estimate > 0.97
+
+
+def test_wrong_lists_are_refused() -> None:
+    vectors = clustered(3000)
+    new = np.arange(3000) >= 2900
+    before = join(vectors[~new], method="ivf", sample=20)
+    assert before.lists is not None
+    lists = before.lists.placed(new)
+    off, early = lists.owner.copy(), lists.owner.copy()
+    off[7], early[2901] = len(lists.centroids), 3
+    holes = lists.centroids.copy()
+    holes[0, 0] = np.nan
+    for changed, message in [
+        ({"axes": lists.axes[:40]}, r"axes of shape \(40, \d+\); expected \(48, m\)"),
+        ({"axes": 2 * lists.axes}, "axes that are not orthonormal"),
+        ({"axes": np.nan * lists.axes}, "axes that are not orthonormal"),
+        ({"centroids": lists.centroids[:, :0]}, "centroids of shape"),
+        ({"centroids": holes}, "centroids that are not finite"),
+        ({"owner": before.lists.owner}, r"owners of shape \(2900,\); expected \(3000,\)"),
+        ({"owner": off}, r"Row 7 is on kept list 74 \(1 such rows\); expected 0 to 73"),
+        ({"owner": early}, "Row 2901 is on kept list 3 .*; expected -1, for it is new"),
+        ({"owner": np.where(new, -1, -lists.owner - 1)}, "Row 0 is on kept list -"),
+        (
+            {"sketches": lists.sketches[1:]},
+            r"sketches of shape \(2899, 49\), type float16",
+        ),
+        ({"sketches": lists.sketches.astype(np.float32)}, ", type float32; expected .* float16"),
+        ({"probes": 0}, "0 probes of 74 lists"),
+        ({"probes": 75}, "75 probes of 74 lists"),
+        ({"threshold": 0.7}, "threshold 0.7, not 0.8"),
+        ({"target_recall": 0.9}, "target_recall 0.9, less than 0.99"),
+    ]:
+        wrong = dataclasses.replace(lists, **changed)  # type: ignore[arg-type]
+        with pytest.raises(KernelError, match=message):
+            join(vectors, known=before.pairs, new=new, lists=wrong)
+    with pytest.raises(KernelError, match="come together"):
+        join(vectors, lists=lists)
+    with pytest.raises(KernelError, match="kept of 2900 rows; 2899 rows are not new"):
+        before.lists.placed(np.arange(3000) >= 2899)
+
+
+@pytest.mark.parametrize("method", ["exact", "ivf"])
+def test_appending_to_a_hub_of_equal_vectors_is_bounded(method: str) -> None:
+    vectors = np.array(clustered(24_200))
+    in_hub = np.random.default_rng(0).permutation(24_200) < 20_200
+    vectors[in_hub] = vectors[0]
+    new = np.zeros(24_200, bool)
+    new[np.flatnonzero(in_hub)[::101]] = True
+    options = {"max_neighbors": 10, "method": method, "target_recall": 1.0, "sample": 10}
+    before = join(vectors[~new], **options)  # type: ignore[arg-type]
+    started = time.perf_counter()
+    result = append(before, vectors, new, **options)
+    assert time.perf_counter() - started < 10.0
+    assert_same(result.pairs, exact(vectors, max_neighbors=10))
+
+
+@pytest.mark.slow
+def test_lists_bear_a_hub_of_near_duplicates() -> None:
+    rng = np.random.default_rng(0)
+    hub = np.eye(16)[0] + 0.012 * rng.standard_normal((100_000, 16))
+    hub = (hub / np.linalg.norm(hub, axis=1, keepdims=True)).astype(np.float32)
+    tracemalloc.start()
+    started = time.process_time()
+    result = join(hub, max_neighbors=30, method="ivf", sample=100)
+    assert time.process_time() - started < 120.0  # a minute on two cores
+    assert tracemalloc.get_traced_memory()[1] < 2**30
+    tracemalloc.stop()
+    assert result.recall.estimate > 0.98
+    assert 100_000 * 15 < len(result.pairs.first) < 100_000 * 30
 
 
 def test_pairs_found_by_lists_are_true_and_enough() -> None:
