@@ -28,7 +28,7 @@ quickstart: $(VENV)/.base  ## Install, index the sample corpus, answer its quest
 
 test: $(VENV)/.dev  ## Install what tests need and run all of them.
 	$(BIN)/hippoindex models fetch
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.dev  ## Style, types and import rules.
 	$(BIN)/ruff check .

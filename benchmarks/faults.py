@@ -118,9 +118,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="20 kills, not 50, one of each other fault"
-    )
+    parser.add_argument("--quick", action="store_true", help="20 kills, not 50, one of each other fault")
+    parser.add_argument("--kills", type=int, help="of the whole run, in place of 50 or 20")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the rows go")
     arguments = parser.parse_args()
@@ -130,7 +129,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         index, append, delete = jobs(Path(temporary), passages)
         outcomes = [
-            repeated("SIGKILL of the whole run", index, kill_group, kills, rng),
+            repeated("SIGKILL of the whole run", index, kill_group, arguments.kills or kills, rng),
             repeated("SIGKILL of one worker", index, kill_worker, others, rng),
             repeated("SIGTERM", index, partial(interrupt, signal.SIGTERM), others, rng),
             repeated("SIGINT", index, partial(interrupt, signal.SIGINT), others, rng),

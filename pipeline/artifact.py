@@ -22,6 +22,7 @@ from pydantic import Field
 from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
+from hippoindex.kernels.simjoin import KeptLists
 from hippoindex.pipeline.config import Section
 from hippoindex.reader import MANIFEST as MANIFEST
 from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
@@ -36,6 +37,7 @@ ROWS_PER_FILE = 1_000_000
 VECTOR_ROWS = 1 << 16
 VECTOR_KINDS = ("passages", "phrases", "facts")
 TRANSITION = "ppr/transition.npy"
+LIST_ARRAYS = ("axes", "centroids", "owner", "sketches")
 
 
 class FileEntry(Section):
@@ -171,6 +173,15 @@ class Index:
     def dense_restart(self) -> DenseRestart:
         """The precomputed passages' part of PPR, memory-mapped; see :attr:`precomputed_damping`."""
         return DenseRestart(self.vectors("passages"), self._array("ppr/z.npy"), self._array("ppr/z1.npy"))
+
+    @property
+    def synonym_lists(self) -> KeptLists | None:
+        """What the synonym join has kept for appending, memory-mapped; ``None`` where it compared all."""
+        kept = self.manifest.stages["synonyms"].get("kept_lists")
+        if kept is None:
+            return None
+        arrays: dict[str, Any] = {name: self._array(f"lists/{name}.npy") for name in LIST_ARRAYS}
+        return KeptLists(**arrays, **kept)
 
     def pusher(self, damping: float, *, phrases_only: bool = False) -> Pusher:
         """Return what pushes over the graph; it is made once and keeps its memory.

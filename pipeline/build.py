@@ -238,11 +238,12 @@ class Run:
         """Do the whole job into an empty folder."""
         reader, documents = self.read()
         with self.executing(reader.counts.documents):
-            return self.assemble(self.extract(reader, documents), folder)
+            parts = self.extract(reader, documents)
+            self.embed(parts, folder)
+        return self.assemble(parts, folder)
 
     def assemble(self, parts: Parts, folder: Path, parent: str | None = None) -> artifact.Manifest:
-        """Embed, connect and write what was extracted; the executor must be open."""
-        self._embed(parts, folder)
+        """Connect and write what was extracted and embedded; no executor is needed for it."""
         edges = self._connect(parts.resolution, folder)
         self._precompute(folder)
         with self._stage("publish", "files") as advance:
@@ -361,7 +362,7 @@ class Run:
         write_table(table.filter(pc.is_in(table["passage_id"], value_set=ids)), kept)
         return kept
 
-    def _embed(self, parts: Parts, folder: Path) -> None:
+    def embed(self, parts: Parts, folder: Path) -> None:
         """Write the vectors of passages, phrases and facts; what the source does not hold is embedded."""
         phrases, facts = parts.resolution.phrases, parts.resolution.facts
         names = phrases["phrase"].combine_chunks()
@@ -413,6 +414,9 @@ class Run:
             )
             advance(edges.graph_edges)
         artifact.write_parquet(_synonym_table(found.pairs, phrases), folder / "synonyms")
+        if found.lists is not None:
+            arrays = {name: getattr(found.lists, name) for name in artifact.LIST_ARRAYS}
+            artifact.write_arrays(folder / "lists", **arrays)
         artifact.write_arrays(folder / "graph", **asdict(graph))
         return edges
 

@@ -7,7 +7,7 @@ measures the recall of its join on a sample; the manifest holds it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import structlog
 from numpy.typing import NDArray
 
 from hippoindex.kernels import simjoin
-from hippoindex.kernels.simjoin import JoinResult, Pairs
+from hippoindex.kernels.simjoin import JoinResult, KeptLists, Pairs
 from hippoindex.pipeline import schemas
-from hippoindex.pipeline.artifact import Index
+from hippoindex.pipeline.artifact import LIST_ARRAYS, Index
 from hippoindex.pipeline.config import SynonymsConfig
 from hippoindex.pipeline.names_guard import guard
 from hippoindex.pipeline.normalise import count_alphanumerics
@@ -49,12 +49,15 @@ class Synonyms:
         What depends on the machine: seconds expected and taken.
     quarantine : pyarrow.Table
         Phrases whose vectors cannot be compared, ``schemas.QUARANTINE``.
+    lists : KeptLists or None
+        What the next append takes.
     """
 
     pairs: Pairs
     report: dict[str, Any]
     effort: dict[str, Any]
     quarantine: pa.Table
+    lists: KeptLists | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +70,13 @@ class Known:
         Pairs of rows that are not new, with the same threshold and cap.
     new : ndarray of bool, shape (phrases,)
         Rows to join with all.
+    lists : KeptLists or None
+        Of the rows that are not new.
     """
 
     pairs: Pairs
     new: NDArray[np.bool_]
+    lists: KeptLists | None = None
 
 
 def known_pairs(index: Index, phrases: pa.Table, config: SynonymsConfig) -> Known | None:
@@ -102,7 +108,11 @@ def known_pairs(index: Index, phrases: pa.Table, config: SynonymsConfig) -> Know
     full &= np.bincount(lost, minlength=len(held)) > 0
     new = ~np.isin(ids, held) | np.isin(ids, held[full])
     left, right = (np.searchsorted(ids, end[kept]).astype(np.int64) for end in (first, second))
-    return Known(Pairs(left, right, index.synonyms["cosine"].to_numpy()[kept]), new)
+    pairs = Pairs(left, right, index.synonyms["cosine"].to_numpy()[kept])
+    lists, stay = index.synonym_lists, np.isin(held, ids) & ~full
+    if lists is not None:
+        lists = replace(lists, owner=lists.owner[stay], sketches=lists.sketches[stay]).placed(new)
+    return Known(pairs, new, lists)
 
 
 def find_synonyms(
@@ -164,7 +174,12 @@ def find_synonyms(
         **{name: value for name, value in joined.details.items() if name not in IN_MANIFEST},
     }
     kept = Pairs(pairs.first[allowed], pairs.second[allowed], pairs.cosine[allowed])
-    made = Synonyms(kept, report, effort, _quarantine(unusable, phrases))
+    lists = None if unusable else joined.lists  # they know usable rows alone
+    if lists is not None:
+        report["kept_lists"] = {
+            field.name: getattr(lists, field.name) for field in fields(lists) if field.name not in LIST_ARRAYS
+        }
+    made = Synonyms(kept, report, effort, _quarantine(unusable, phrases), lists)
     if (shortfall := recall_shortfall(report, config)) is not None:
         log.warning(shortfall)
     return made
@@ -246,7 +261,8 @@ def _join(
         target_recall=config.target_recall,
         known=None if known is None else known.pairs,
         new=None if known is None else known.new,
-        sample=config.recall_sample,
+        lists=None if known is None else known.lists,
+        sample=config.recall_sample if known is None else None,
         seed=SEED,
         memory_bytes=config.memory_bytes,
         on_progress=on_progress,

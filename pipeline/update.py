@@ -87,10 +87,12 @@ def append(
         if not documents:
             raise NothingToDo
         with run.executing(reader.counts.documents):
-            parts = run.extract(reader, documents)
+            added = run.extract(reader, documents)
             _check_stages(old, run.store.stages)
-            run.store.quarantine.insert(0, _without(old.quarantine, "stage", ["synonyms"]))
-            return run.assemble(_together(old, parts), folder, parent=_digest(old))
+            run.store.quarantine.insert(0, _without(old.quarantine, "synonyms"))
+            parts = _together(old, added)
+            run.embed(parts, folder)
+        return run.assemble(parts, folder, parent=_digest(old))
 
     target = old.path.resolve()
     try:
@@ -147,7 +149,8 @@ def delete(
     def make(run: Run, folder: Path) -> Manifest:
         with run.executing(old.n_passages):
             parts = _remainder(old, gone, run)
-            return run.assemble(parts, folder, parent=_digest(old))
+            run.embed(parts, folder)
+        return run.assemble(parts, folder, parent=_digest(old))
 
     return carry_out(
         config, old.path.resolve(), make, source=old, replace=True, strict=strict, monitor=monitor
@@ -247,7 +250,7 @@ def _remainder(old: Index, gone: pa.Array, run: Run) -> Parts:
     leaves = pc.is_in(old.passages["doc_id"].combine_chunks(), value_set=gone)
     stays = pc.invert(leaves)
     passages, extractions = old.passages.filter(stays), old.extractions.filter(stays)
-    quarantine = _without(old.quarantine, "stage", ["synonyms", "resolve"])
+    quarantine = _without(old.quarantine, "synonyms", "resolve")
     doc_ids = set(gone.to_pylist())
     of_gone = [_belongs(row_id, doc_ids) for row_id in quarantine["row_id"].to_pylist()]
     dropped = pc.and_(pa.array(of_gone, pa.bool_()), pc.not_equal(quarantine["stage"], "read"))
@@ -284,8 +287,9 @@ def _belongs(row_id: str, doc_ids: set[str]) -> bool:
     return row_id in doc_ids or row_id.rpartition("#")[0] in doc_ids
 
 
-def _without(quarantine: pa.Table, name: str, values: list[str]) -> pa.Table:
-    kept = pc.invert(pc.is_in(quarantine[name], value_set=pa.array(values)))
+def _without(quarantine: pa.Table, *stages: str) -> pa.Table:
+    """Leave out the rows of stages that see all passages again."""
+    kept = pc.invert(pc.is_in(quarantine["stage"], value_set=pa.array(stages)))
     return quarantine.filter(kept).cast(schemas.QUARANTINE)
 
 

@@ -42,7 +42,7 @@ from hippoindex.kernels.simjoin.problem import (
 )
 from hippoindex.kernels.simjoin.recall import interval
 from hippoindex.kernels.simjoin.reference import Pairs
-from hippoindex.kernels.simjoin.sketch import NODE_COST, SCAN_COST, Plan, Sketch, build, plan
+from hippoindex.kernels.simjoin.sketch import NODE_COST, SCAN_COST, Plan, Sketch, allocate, build, plan
 from hippoindex.kernels.simjoin.threads import in_threads, n_threads
 
 TARGET_RECALL = 0.99
@@ -202,7 +202,7 @@ def by_lists(
         axes,
         centroids,
         lists.owner[problem.groups.of_row],
-        sketches.values.astype(np.float16)[problem.groups.of_row],
+        _halves(sketches.values, problem.groups.of_row, problem.memory_bytes // 4),
         needed.alone,
         target_recall,
         problem.threshold,
@@ -237,7 +237,8 @@ def by_kept_lists(
     place = np.zeros(n, np.int64)
     place[asking] = np.arange(len(asking))
     new = problem.asks[of_row]
-    sketches = _woven(kept.sketches, added.values.astype(np.float16)[place[of_row[new]]], new)
+    halves = _halves(added.values, place[of_row[new]], problem.memory_bytes // 4)
+    sketches = _woven(kept.sketches, halves, new, problem.memory_bytes // 4)
     members = Sketch(sketches, added.rank, added.main_rank, first_row)
     lists = Lists(owner, problem.asks, probes, nearest.n_lists)
     queries = replace(added, rows=place)
@@ -246,11 +247,23 @@ def by_kept_lists(
     return found, effort, replace(kept, owner=owner[of_row], sketches=sketches)
 
 
+def _halves(values: NDArray[np.floating], rows: NDArray[np.int64], memory_bytes: int) -> NDArray[np.float16]:
+    """Return rows in float16."""
+    out: NDArray[np.float16] = allocate((len(rows), values.shape[1]), np.float16, memory_bytes)
+
+    def task(_: None, start: int) -> None:
+        out[start : start + COPIED_ROWS] = values[rows[start : start + COPIED_ROWS]]
+
+    for _ in in_threads(lambda: None, task, range(0, len(rows), COPIED_ROWS)):
+        pass
+    return out
+
+
 def _woven(
-    old: NDArray[np.float16], added: NDArray[np.float16], new: NDArray[np.bool_]
+    old: NDArray[np.float16], added: NDArray[np.float16], new: NDArray[np.bool_], memory_bytes: int
 ) -> NDArray[np.float16]:
     """Return rows in one array: those of ``added`` where ``new`` is true, those of ``old`` elsewhere."""
-    out = np.empty((len(new), old.shape[1]), np.float16)
+    out: NDArray[np.float16] = allocate((len(new), old.shape[1]), np.float16, memory_bytes)
     n_added = np.concatenate([[0], np.cumsum(new)])  # up to a row
 
     def task(_: None, start: int) -> None:

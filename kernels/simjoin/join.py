@@ -121,9 +121,9 @@ def join(
         and ``ivf`` do. Only these rows are checked: the others were when they were joined.
     lists : KeptLists, optional
         What the join of the rows that are not new has kept, in the present numbering
-        (:meth:`~hippoindex.kernels.simjoin.lists.KeptLists.placed`). ``auto`` and ``ivf`` then read only the
-        lists that new rows probe; with more than twice the rows that the lists were trained for, new ones are
-        made. ``exact`` and other backends do not use them.
+        (:meth:`~hippoindex.kernels.simjoin.lists.KeptLists.placed`). ``auto`` and ``ivf`` then compare new rows
+        by them, in time for what is new; with more than twice the rows that they were trained for, new ones
+        are made. ``exact`` and other backends do not use them.
     sample : int, optional
         Rows on which the recall is measured; by default 1,000, of an append at most 2 % of the new rows but
         not fewer than 100. ``ivf`` chooses its probes on 4,000 others.
@@ -166,7 +166,7 @@ def join(
         as_mask(searches, len(x), "searches"),
         _sample_size(new) if sample is None else sample,
         seed + 1,
-        as_mask(new, len(x), "new"),
+        _sampled_among(new, len(x)),
     )
     details = {**done.details, "recall_s": time.perf_counter() - joined}
     log.info(
@@ -281,9 +281,15 @@ def _usable(
     return None, "ivf"
 
 
+def _sampled_among(new: ArrayLike | None, n: int) -> NDArray[np.bool_]:
+    """Return the rows to measure the recall on: the new ones, or all where there are none."""
+    mask = as_mask(new, n, "new")
+    return mask if mask.any() else np.ones(n, dtype=bool)
+
+
 def _sample_size(new: ArrayLike | None) -> int:
     """Return on how many rows the recall is measured if the caller does not say."""
-    if new is None:
+    if new is None or not np.any(new):
         return SAMPLE
     return min(SAMPLE, max(LEAST_SAMPLE, math.ceil(SAMPLED_SHARE * np.count_nonzero(new))))
 

@@ -140,7 +140,7 @@ def build(x: NDArray[np.floating], rows: NDArray[np.int64], how: Plan, memory_by
     if how.axes is None:
         return whole(x, rows)
     rank = how.axes.shape[1]
-    values = _allocate((len(rows), rank + 1), memory_bytes)
+    values = allocate((len(rows), rank + 1), np.float32, memory_bytes)
     in_order = len(rows) == len(x)
     axes = how.axes
 
@@ -196,9 +196,9 @@ def _fastest_rank(turned: NDArray[np.float32], threshold: float, share: float) -
     return best_rank, float(best_cost)
 
 
-def _allocate(shape: tuple[int, int], memory_bytes: int) -> NDArray[np.float32]:
+def allocate(shape: tuple[int, int], dtype: type[np.floating], memory_bytes: int) -> NDArray[Any]:
     """Return an array in memory, or in an unnamed temporary file if it is larger than the budget."""
-    if 4 * shape[0] * shape[1] <= memory_bytes:
-        return np.empty(shape, np.float32)
+    if np.dtype(dtype).itemsize * shape[0] * shape[1] <= memory_bytes:
+        return np.empty(shape, dtype)
     with tempfile.TemporaryFile() as file:
-        return np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)

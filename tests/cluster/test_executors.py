@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,12 +36,18 @@ def workers_module() -> Iterator[ModuleType]:
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Each executor with two worker processes; Ray starts once."""
-    folders = set(Path(tempfile.gettempdir()).glob("hippoindex-*"))
+    folder, usual = (
+        tempfile.mkdtemp(prefix="e-", dir="/tmp"),
+        tempfile.tempdir,
+    )  # short: Ray puts sockets there
+    tempfile.tempdir = folder
     children = set(psutil.Process().children(recursive=True))
     made: Executor = LocalExecutor(2) if request.param == "local" else RayExecutor(2)
     with made:
         yield made
-    assert set(Path(tempfile.gettempdir()).glob("hippoindex-*")) <= folders
+    tempfile.tempdir = usual
+    assert list(Path(folder).glob("hippoindex-*")) == []
+    shutil.rmtree(folder)
     left = [child for child in psutil.Process().children(recursive=True) if child not in children]
     assert [child for child in left if child.status() != psutil.STATUS_ZOMBIE and "ray" in child.name()] == []
 

@@ -79,7 +79,7 @@ def test_appending_gives_the_bytes_of_a_full_build(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], TRICKY, ["chunk.max_tokens=48", "chunk.overlap_tokens=8"]])
+@pytest.mark.parametrize("overrides", [TRICKY, ["chunk.max_tokens=48", "chunk.overlap_tokens=8"]])
 def test_deleting_gives_the_bytes_of_a_build_over_the_rest(
     tmp_path: Path, records: list[dict[str, Any]], data_of: Digests, overrides: list[str]
 ) -> None:
@@ -167,6 +167,29 @@ def test_what_cannot_be_appended_or_deleted_is_refused(
     with pytest.raises(UsageError, match="nothing to delete"):
         delete(index, [], cluster__workers=1)
     assert digests(index) == before
+
+
+@pytest.mark.slow
+def test_lists_are_kept_for_appends_and_deletions(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+    lists = ["synonyms.method=ivf", "synonyms.threshold=0.5", "synonyms.target_recall=0.5"]
+    first, second = write(tmp_path / "a.jsonl", records[:10]), write(tmp_path / "b.jsonl", records[10:])
+    index = build([first], tmp_path / "index", *lists)
+    assert {path.stem for path in (index / "lists").iterdir()} == {"axes", "centroids", "owner", "sketches"}
+    append(index, [second], cluster__workers=1)
+    delete(index, [records[0]["id"]], cluster__workers=1)
+    opened = open_index(index)
+    opened.verify()
+    kept = opened.synonym_lists
+    assert kept is not None
+    assert len(kept.owner) == len(kept.sketches) == opened.n_phrases
+    rest = write(tmp_path / "rest.jsonl", records[1:])
+    exact = open_index(build([rest], tmp_path / "exact", "synonyms.method=exact", lists[1]))
+    assert opened.phrases.equals(exact.phrases)
+    found, expected = (
+        {(row["phrase_id"], row["other_id"]) for row in one.synonyms.to_pylist()} for one in (opened, exact)
+    )
+    assert found <= expected
+    assert len(found) >= 0.4 * len(expected)
 
 
 def test_another_version_of_a_stage_is_not_mixed_in(
