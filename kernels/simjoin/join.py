@@ -121,9 +121,9 @@ def join(
         and ``ivf`` do. Only these rows are checked: the others were when they were joined.
     lists : KeptLists, optional
         What the join of the rows that are not new has kept, in the present numbering
-        (:meth:`~hippoindex.kernels.simjoin.lists.KeptLists.placed`). ``auto`` and ``ivf`` then compare new rows
-        by them, in time for what is new; with more than twice the rows that they were trained for, new ones
-        are made. ``exact`` and other backends do not use them.
+        (:meth:`~hippoindex.kernels.simjoin.lists.KeptLists.placed`). ``auto`` and ``ivf`` then compare new
+        rows by them, in time for what is new; with more than twice the rows that they were trained for, new
+        ones are made. ``exact`` and other backends do not use them.
     sample : int, optional
         Rows on which the recall is measured; by default 1,000, of an append at most 2 % of the new rows but
         not fewer than 100. ``ivf`` chooses its probes on 4,000 others.
