@@ -96,7 +96,7 @@ class Job:
     @property
     def latest_s(self) -> float:
         """Until when after a start a fault strikes; the first two or three seconds go by in loading."""
-        return min(LATEST_S, self.takes_s)
+        return min(LATEST_S, 0.9 * self.takes_s)
 
     @property
     def work(self) -> Path:

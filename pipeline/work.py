@@ -14,6 +14,7 @@ from hippoindex.cluster.storage import open_storage
 from hippoindex.errors import HippoIndexError, UsageError
 from hippoindex.pipeline.artifact import Index, open_index
 
+LEASE = "lease.json"
 LEASE_TTL_S = 30.0
 """A run that gives no sign of life for so long may be replaced by another one."""
 
@@ -39,6 +40,11 @@ class Work:
         LeaseLostError
         """
         self.lease.check()
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether the next run would find anything here."""
+        return any(path.is_file() and LEASE not in path.name for path in self.folder.rglob("*"))
 
     def remove(self, part: str = "") -> None:
         """Remove the folder, or a part of it and then the folder if no other run has left anything there."""
@@ -75,11 +81,16 @@ def exclusive(output: Path, source: Index | None = None) -> Iterator[Work]:
     """
     folder = output.with_name(output.name + ".work")
     folder.mkdir(parents=True, exist_ok=True)
-    with Lease.acquire(open_storage(folder), " ".join(sys.argv), LEASE_TTL_S) as lease:
+    with Lease.acquire(open_storage(folder), " ".join(sys.argv), LEASE_TTL_S, name=LEASE) as lease:
         if source is not None and open_index(source.path).manifest != source.manifest:
             raise UsageError(f"{source.path} was changed by another run in the meantime: start again")
+        work = Work(folder, lease)
         try:
-            yield Work(folder, lease)
+            yield work
+        except HippoIndexError:
+            if not work.worth_keeping:
+                work.remove()
+            raise
         except OSError as error:
             raise HippoIndexError(
                 f"The work on {output} was stopped: {error}. What was done is kept in {folder}: mend the "

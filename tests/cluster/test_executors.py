@@ -347,7 +347,7 @@ def test_an_interrupt_leaves_no_process(
     program, workers = busy_program
     assert len(workers) == 2
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
-    _, stderr = program.communicate(timeout=30)
+    _, stderr = program.communicate(timeout=120)
     assert program.returncode == -signal.SIGINT
     assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == 1
     assert psutil.wait_procs(workers, timeout=5)[1] == []
@@ -358,7 +358,7 @@ def test_a_killed_program_leaves_no_process(
 ) -> None:
     program, workers = busy_program
     program.kill()
-    program.communicate(timeout=30)
+    program.communicate(timeout=120)
     assert len(workers) == 2
     assert psutil.wait_procs(workers, timeout=5)[1] == []
 

@@ -281,6 +281,12 @@ def test_an_index_without_any_phrase_still_answers(tmp_path: Path) -> None:
         assert answers.records()[0]["passages"][0]["passage_id"] == "b", method
 
 
+def test_a_run_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        build(tmp_path / "nowhere.jsonl", tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_manifest_holds_the_measured_recall_of_the_synonym_join(sample_index: Path) -> None:
     index = open_index(sample_index)
     report = index.manifest.stages["synonyms"]
@@ -297,7 +303,7 @@ def test_too_low_a_recall_fails_a_strict_run_that_has_published(
     tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = sys.modules["hippoindex.kernels.simjoin.ivf"]
-    monkeypatch.setattr(lists, "_probes_needed", lambda *_: (1, 0))  # too few
+    monkeypatch.setattr(lists, "_probes_needed", lambda *_: lists._Needed(1, 1, 0))  # too few
     settings = load_config(
         overrides=["synonyms.method=ivf", "synonyms.threshold=0.5", "synonyms.target_recall=0.999"],
         corpus__path=[str(sample / "passages.jsonl")],
