@@ -31,10 +31,19 @@ class ConditionFailedError(StorageError):
 
 @dataclass(frozen=True)
 class Entry:
-    """An object of a listing."""
+    """An object of a listing.
+
+    Attributes
+    ----------
+    name : str
+    size_bytes : int
+    age_s : float
+        Since it was written, by the storage's clock and this machine's.
+    """
 
     name: str
     size_bytes: int
+    age_s: float
 
 
 @dataclass(frozen=True)

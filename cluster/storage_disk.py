@@ -192,7 +192,9 @@ class DiskBackend:
                 path = Path(parent, name)
                 if not HIDDEN.fullmatch(name):
                     with contextlib.suppress(FileNotFoundError):  # it was deleted since it was listed
-                        yield Entry(path.relative_to(self._root).as_posix(), path.stat().st_size)
+                        status = path.stat()
+                        name_below = path.relative_to(self._root).as_posix()
+                        yield Entry(name_below, status.st_size, time.time() - status.st_mtime)
 
     def _remember(self, token: str) -> None:
         with self._mutex:

@@ -111,10 +111,11 @@ class S3Backend:
         """ListObjectsV2."""
         token = {"ContinuationToken": after} if after else {}
         answer = self._call("list_objects_v2", None, Prefix=self._prefix + prefix, **token)
+        now = datetime.now(UTC)
         entries = [
-            Entry(item["Key"].removeprefix(self._prefix), item["Size"])
+            Entry(key.removeprefix(self._prefix), item["Size"], (now - item["LastModified"]).total_seconds())
             for item in answer.get("Contents", ())
-            if not item["Key"].endswith("/")  # a folder as consoles and Ray make them
+            if not (key := item["Key"]).endswith("/")  # a folder as consoles and Ray make them
         ]
         return entries, answer["NextContinuationToken"] if answer["IsTruncated"] else None
 

@@ -132,7 +132,7 @@ def answer_queries(
     if _needs_workers(cluster):
         with choose_executor(cluster.executor, address=cluster.address, workers=cluster.workers) as executor:
             ranking = rank_in_shards(
-                retriever.index.path,
+                retriever.index.url,
                 found,
                 executor,
                 retriever.config,

@@ -24,6 +24,7 @@ from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
 from hippoindex.kernels.simjoin import KeptLists
 from hippoindex.pipeline.config import Section
+from hippoindex.pipeline.remote import fetch, is_remote
 from hippoindex.reader import MANIFEST as MANIFEST
 from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
 from hippoindex.reader import Reader, check_sizes, load_manifest
@@ -111,11 +112,15 @@ class Index:
     Attributes
     ----------
     path : Path
+        Folder of its files.
     manifest : Manifest
+    url : str
+        Where it was opened: that folder, or an S3 prefix whose files were fetched into it.
     """
 
     path: Path
     manifest: Manifest
+    url: str
 
     @cached_property
     def reader(self) -> Reader:
@@ -266,11 +271,12 @@ class Index:
 
 
 def open_index(path: str | Path) -> Index:
-    """Open an index.
+    """Open an index. One on S3 is fetched into the cache first, what was fetched before excepted.
 
     Parameters
     ----------
     path : str or Path
+        Folder, or ``s3://bucket/prefix``.
 
     Returns
     -------
@@ -282,11 +288,11 @@ def open_index(path: str | Path) -> Index:
         If there is no complete index of this schema version, or a file is missing, has another size, or lies
         outside the index.
     """
-    folder = Path(path)
+    folder = fetch(str(path)) if is_remote(path) else Path(path)
     content = load_manifest(folder)
     manifest = parse_manifest(folder, content)
     check_sizes(folder, content["files"])
-    return Index(folder, manifest)
+    return Index(folder, manifest, str(path))
 
 
 def parse_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:

@@ -7,7 +7,7 @@ graph) runs here on arrays. The index is assembled in the work folder and appear
 from __future__ import annotations
 
 import itertools
-import shutil
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import structlog
 from numpy.typing import NDArray
 
 from hippoindex import __version__
-from hippoindex.cluster.atomic import atomic_directory
 from hippoindex.cluster.executor import Executor, choose_executor
+from hippoindex.cluster.storage import open_storage
 from hippoindex.cluster.usage import PeakMemory, machine
 from hippoindex.errors import InputError, ThresholdError, UsageError
 from hippoindex.kernels.simjoin import Pairs
@@ -33,15 +34,22 @@ from hippoindex.pipeline.config import Config
 from hippoindex.pipeline.corpus import CorpusCounts, CorpusReader, Document, corpus_fingerprint
 from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
+from hippoindex.pipeline.finished import difference
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
 from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.progress import Advance, Monitor
+from hippoindex.pipeline.remote import is_remote
 from hippoindex.pipeline.report import write_report
 from hippoindex.pipeline.resolve import Resolution, ResolveStage, fact_texts, merge
-from hippoindex.pipeline.shards import ShardStore, column, count_rows
-from hippoindex.pipeline.stage import quarantine_table, read_table, write_table
+from hippoindex.pipeline.shards import Shard, ShardStore, column
+from hippoindex.pipeline.stage import quarantine_table
 from hippoindex.pipeline.synonyms import find_synonyms, known_pairs, recall_shortfall
-from hippoindex.pipeline.work import exclusive
+from hippoindex.pipeline.work import exclusive, work_url
+
+log = structlog.get_logger("hippoindex")
+
+MIN_SLASHES = 3
+"""Of an S3 URL that names more than a bucket."""
 
 STAGES = ("read", "chunk", "extract", "resolve", "synonyms")
 """Stages that quarantine, in their order."""
@@ -53,17 +61,21 @@ class NothingToDo(Exception):  # noqa: N818 - no error, but a reason to stop
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a finished run made: where it is, its manifest, and the content of ``stats.json``."""
+    """What a finished run made: where it is, its manifest, and the content of ``stats.json``.
 
-    path: Path
+    ``changed`` is false if it was there already.
+    """
+
+    path: str | Path
     manifest: artifact.Manifest
     stats: dict[str, Any]
+    changed: bool = True
 
 
 def build_index(
     config: Config, *, overwrite: bool = False, strict: bool = False, monitor: Monitor | None = None
 ) -> BuildResult:
-    """Build an index of a corpus.
+    """Build an index of a corpus; one that is at ``output`` and is what this would make stays as it is.
 
     Parameters
     ----------
@@ -83,20 +95,22 @@ def build_index(
     Raises
     ------
     UsageError
-        If a setting is missing, or ``output`` is taken.
+        If a setting is missing, or ``output`` is taken by something else.
     InputError
         If the corpus cannot be read or holds no passage.
     ThresholdError
         If more than ``max_quarantine_rate`` was quarantined; what was done is kept for the next run. If
         ``strict``, and too few synonyms were found.
     """
-    output = _check_output(config, overwrite)
+    output = _check_output(config)
+    if _holds_index(output) and not overwrite:
+        return _finished(config, output)
     return carry_out(config, output, Run.build, replace=overwrite, strict=strict, monitor=monitor)
 
 
 def carry_out(
     config: Config,
-    output: Path,
+    output: str | Path,
     make: Callable[[Run, Path], artifact.Manifest],
     *,
     source: artifact.Index | None = None,
@@ -104,14 +118,15 @@ def carry_out(
     strict: bool = False,
     monitor: Monitor | None = None,
 ) -> BuildResult:
-    """Have an index made in the work folder beside ``output`` and publish it there in one step.
+    """Have an index made in the work beside ``output`` and publish it there in one step.
 
     Meanwhile no other run can work on this output.
 
     Parameters
     ----------
     config : Config
-    output : Path
+    output : str or Path
+        Folder or S3 prefix.
     make : callable
         ``make(run, folder)`` fills an empty folder and returns its manifest, or raises
         :class:`NothingToDo`.
@@ -138,10 +153,9 @@ def carry_out(
         If ``strict``, and too few synonyms were found; the index is there then.
     """
     with exclusive(output, source) as work:
-        assembled = work.folder / "assembled"
-        shutil.rmtree(assembled, ignore_errors=True)  # of a run that was killed
-        assembled.mkdir()
-        run = Run(config, ShardStore(work.folder, monitor or Monitor()), source)
+        work.clear_parts()
+        assembled = work.assembled
+        run = Run(config, ShardStore(work.storage, work.folder, monitor or Monitor()), source)
         started = datetime.now(UTC)
         try:
             with PeakMemory() as memory:
@@ -153,9 +167,7 @@ def carry_out(
         artifact.write_json(assembled / "stats.json", stats)
         write_report(assembled / "report.html", manifest, stats)
         artifact.write_checksums(assembled)
-        work.check()
-        with atomic_directory(output, replace=replace) as folder:
-            assembled.replace(folder)  # a folder may take the place of an empty one
+        work.publish(assembled, replace=replace)
         work.remove()
     shortfall = recall_shortfall(manifest.stages["synonyms"], config.synonyms)
     if strict and shortfall is not None:
@@ -163,22 +175,50 @@ def carry_out(
     return BuildResult(output, manifest, stats)
 
 
-def _check_output(config: Config, overwrite: bool) -> Path:
+def _check_output(config: Config) -> str | Path:
+    """Return where the index is to be, after making sure that it can be there."""
     if not config.corpus.path:
         raise UsageError("No corpus: give --corpus PATH or set corpus.path")
     if not config.output:
         raise UsageError("No output: give --output DIR or set output")
+    if is_remote(config.output):
+        url = config.output.rstrip("/")
+        if url.count("/") < MIN_SLASHES:
+            raise UsageError(f"--output {url} names a whole bucket; give s3://bucket/prefix")
+        return url
     output = Path(config.output)
     if output.name in {"", ".."}:
         raise UsageError(f"--output {config.output!r} does not name a folder of its own")
     if output.is_file():
         raise UsageError(f"{output} is a file; --output names a folder")
-    if output.is_dir() and any(output.iterdir()):
-        if not (output / artifact.MANIFEST).is_file():
-            raise UsageError(f"{output} is neither empty nor an index: choose another folder")
-        if not overwrite:
-            raise UsageError(f"{output} is an index already: choose another folder, or give --overwrite")
+    if output.is_dir() and any(output.iterdir()) and not _holds_index(output):
+        raise UsageError(f"{output} is neither empty nor an index: choose another folder")
     return output
+
+
+def _holds_index(output: str | Path) -> bool:
+    return open_storage(output).exists(artifact.MANIFEST)
+
+
+def _finished(config: Config, output: str | Path) -> BuildResult:
+    """Return the index at ``output`` if it is what this run would make.
+
+    Raises
+    ------
+    UsageError
+        If it is not.
+    """
+    index = artifact.open_index(output)
+    other = difference(index, config)
+    if other is not None:
+        raise UsageError(f"{output} is an index already, {other}: choose another output, or give --overwrite")
+    log.info("the index is there, of this corpus and these settings: nothing is done", index=str(output))
+    if next(open_storage(work_url(output)).entries(), None) is not None:
+        with exclusive(output) as work:  # of a run that was killed between its last two steps
+            work.remove()
+    stats = index.path / "stats.json"
+    held = json.loads(stats.read_text(encoding="utf-8")) if stats.is_file() else {}
+    return BuildResult(output, index.manifest, held, changed=False)
 
 
 @dataclass(frozen=True)
@@ -283,7 +323,7 @@ class Run:
     def _stage(self, name: str, unit: str) -> AbstractContextManager[Advance]:
         return self.store.monitor.stage(name, 0, unit)
 
-    def read(self, known: pa.Table | None = None) -> tuple[CorpusReader, list[Path]]:
+    def read(self, known: pa.Table | None = None) -> tuple[CorpusReader, list[Shard]]:
         """Read the corpus into shards of documents.
 
         Parameters
@@ -300,7 +340,7 @@ class Run:
         with self._stage("read", "records") as advance:
             rows = (_whole_document(document) for document in reader)
             size = self.config.cluster.shard_passages
-            documents = self.store.write_rows("documents", rows, schemas.PASSAGE, size)
+            documents = self.store.write_rows(rows, schemas.PASSAGE, size)
             advance(reader.counts.records)
         self.store.quarantine.append(quarantine_table(reader.quarantine))
         self._check_quarantine("records", reader.counts.quarantined, reader.counts.records)
@@ -308,7 +348,7 @@ class Run:
             raise InputError(f"{', '.join(self.config.corpus.path)}: there is no passage in it")
         return reader, documents
 
-    def extract(self, reader: CorpusReader, documents: list[Path]) -> Parts:
+    def extract(self, reader: CorpusReader, documents: list[Shard]) -> Parts:
         """Chunk, extract and resolve the documents that were read."""
         made = self._chunk(documents)
         passages, extractions = self._extract(made)
@@ -317,13 +357,13 @@ class Run:
         return Parts(
             documents=reader.documents(_read_documents(documents)),
             read=reader.counts,
-            passages_made=sum(map(count_rows, made)),
-            passages=pa.concat_tables(map(read_table, passages)),
-            extractions=pa.concat_tables(map(read_table, extractions)),
-            resolution=merge(list(map(read_table, resolved)), column(passages, "passage_id")),
+            passages_made=_n_rows(made),
+            passages=pa.concat_tables(shard.read() for shard in passages),
+            extractions=pa.concat_tables(shard.read() for shard in extractions),
+            resolution=merge([shard.read() for shard in resolved], column(passages, "passage_id")),
         )
 
-    def _chunk(self, documents: list[Path]) -> list[Path]:
+    def _chunk(self, documents: list[Shard]) -> list[Shard]:
         chunk = self.config.chunk
         if chunk.max_tokens is None:
             return documents
@@ -338,13 +378,12 @@ class Run:
             )
         return made
 
-    def _extract(self, made: list[Path]) -> tuple[list[Path], list[Path]]:
+    def _extract(self, made: list[Shard]) -> tuple[list[Shard], list[Shard]]:
         """Extract; return the shards of the passages that are kept, and of what was found in them."""
         stage = ExtractStage(self.config.extract)
         extractions = self.store.run(self.executor, stage, "passages", made)
-        kept = [self._keep(number, *pair) for number, pair in enumerate(zip(made, extractions, strict=True))]
-        n_made = sum(map(count_rows, made))
-        self._check_quarantine("passages", n_made - sum(map(count_rows, kept)), n_made)
+        kept = [self._keep(*pair) for pair in zip(made, extractions, strict=True)]
+        self._check_quarantine("passages", _n_rows(made) - _n_rows(kept), _n_rows(made))
         missing = column(extractions, "missing")
         if pc.all(missing, min_count=1).as_py():
             raise InputError(
@@ -353,14 +392,12 @@ class Run:
             )
         return kept, extractions
 
-    def _keep(self, number: int, passages: Path, extraction: Path) -> Path:
+    def _keep(self, passages: Shard, extraction: Shard) -> Shard:
         """Leave out the passages of a shard that could not be extracted."""
-        if count_rows(passages) == count_rows(extraction):
+        if passages.n_rows == extraction.n_rows:
             return passages
-        table, ids = read_table(passages), column([extraction], "passage_id")
-        kept = self.store.path("kept", number)
-        write_table(table.filter(pc.is_in(table["passage_id"], value_set=ids)), kept)
-        return kept
+        table, ids = passages.read(), column([extraction], "passage_id")
+        return self.store.write(table.filter(pc.is_in(table["passage_id"], value_set=ids)))
 
     def embed(self, parts: Parts, folder: Path) -> None:
         """Write the vectors of passages, phrases and facts; what the source does not hold is embedded."""
@@ -375,7 +412,7 @@ class Run:
         sizes = dict.fromkeys(texts, cluster.shard_texts) | {"passages": cluster.shard_passages}
         places = {kind: self._places(kind, ids) for kind, (ids, _) in texts.items()}
         inputs = {
-            kind: self.store.write_column(kind, values.filter(pa.array(places[kind] < 0)), TEXT, sizes[kind])
+            kind: self.store.write_slices(_texts(values.filter(pa.array(places[kind] < 0))), sizes[kind])
             for kind, (_, values) in texts.items()
         }
         shards = iter(
@@ -384,7 +421,7 @@ class Run:
         for kind, part in inputs.items():
             artifact.write_vectors(
                 folder / "vectors" / f"{kind}.npy",
-                map(read_table, itertools.islice(shards, len(part))),
+                (shard.read() for shard in itertools.islice(shards, len(part))),
                 stage.dimension,
                 self.config.embed.dtype,
                 places[kind],
@@ -430,20 +467,24 @@ class Run:
                 folder,
                 self.config.precompute,
                 self.config.retrieve.damping,
-                work=self.store.work / "precompute",
+                work=self.store.folder / "precompute",
                 advance=advance,
             )
 
     def _check_quarantine(self, what: str, quarantined: int, total: int) -> None:
         limit = self.config.max_quarantine_rate
         if total and quarantined / total > limit:
-            file = self.store.work / "quarantine.parquet"
+            file = self.store.folder / "quarantine.parquet"
             pq.write_table(self.store.all_quarantine(), file)
             raise ThresholdError(
                 f"{quarantined} of {total} {what} were quarantined ({quarantined / total:.1%}); "
                 f"max_quarantine_rate allows {limit:.1%}. The reasons are in {file}. Mend the input or raise "
                 "the rate and run again: what was done is kept"
             )
+
+
+def _n_rows(shards: Iterable[Shard]) -> int:
+    return sum(shard.n_rows for shard in shards)
 
 
 def _whole_document(document: Document) -> dict[str, object]:
@@ -457,9 +498,9 @@ def _whole_document(document: Document) -> dict[str, object]:
     }
 
 
-def _read_documents(shards: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
+def _read_documents(shards: Iterable[Shard]) -> Iterator[tuple[str, str, str]]:
     for shard in shards:
-        table = read_table(shard)
+        table = shard.read()
         yield from zip(*(table[name].to_pylist() for name in ("doc_id", "title", "text")), strict=True)
 
 
@@ -467,6 +508,10 @@ def _passage_texts(passages: pa.Table) -> pa.Array:
     """Return what is embedded of passages: the title, a line break, the text."""
     titled = pc.binary_join_element_wise(passages["title"], passages["text"], "\n")
     return pc.if_else(pc.equal(passages["title"], ""), passages["text"], titled).combine_chunks()
+
+
+def _texts(values: pa.Array) -> pa.Table:
+    return pa.table([values], schema=TEXT)
 
 
 def in_stage_order(quarantine: pa.Table) -> pa.Table:

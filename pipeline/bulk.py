@@ -35,9 +35,9 @@ from hippoindex.kernels.ppr.solve import choose_method
 from hippoindex.pipeline.config import RetrieveConfig
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.queries import Query
+from hippoindex.pipeline.remote import is_remote
 from hippoindex.pipeline.retrieve.base import Ranking, find_method
 from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
-from hippoindex.pipeline.stage import ShardTask
 
 log = structlog.get_logger("hippoindex")
 
@@ -200,7 +200,8 @@ def rank_in_shards(
     size = size if shard_questions is None else shard_questions
     if size < 1:
         raise UsageError(f"shard_questions must be at least 1; got {shard_questions}")
-    factory = functools.partial(_Ranker, str(Path(index).resolve()), config, method, top_k)
+    where = str(index) if is_remote(index) else str(Path(index).resolve())
+    factory = functools.partial(_Ranker, where, config, method, top_k)
     if work is not None:
         Path(work).mkdir(parents=True, exist_ok=True)
     with (
@@ -213,6 +214,15 @@ def rank_in_shards(
         ]
         executor.run(factory, tasks, lambda task: advance(len(task.queries)))
         return _joined(Ranking, [_read_result(Ranking, Path(task.output)) for task in tasks])
+
+
+@dataclass(frozen=True)
+class RestartTask:
+    """One unit of PPR: read the restart vectors in ``input``, write ``output``. Paths are absolute."""
+
+    index: int
+    input: str
+    output: str
 
 
 @dataclass(frozen=True)
@@ -248,7 +258,7 @@ class _Solver:
         self._graph = files.open()
         self._arguments = arguments
 
-    def __call__(self, task: ShardTask) -> None:
+    def __call__(self, task: RestartTask) -> None:
         restarts: Any = sp.load_npz(task.input)
         _write_result(solve(self._graph, restarts, **self._arguments), Path(task.output))
 
@@ -330,7 +340,7 @@ def _digest(files: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-def _restart_tasks(shards: Sequence[sp.csr_array], folder: Path, key: str) -> list[ShardTask]:
+def _restart_tasks(shards: Sequence[sp.csr_array], folder: Path, key: str) -> list[RestartTask]:
     """Name input and output of each shard by its content, the graph and the arguments."""
     for name in ("restarts", "ranked"):
         (folder / name).mkdir(exist_ok=True)
@@ -340,13 +350,13 @@ def _restart_tasks(shards: Sequence[sp.csr_array], folder: Path, key: str) -> li
         for array in (shard.indptr, shard.indices, shard.data):
             digest.update(array.tobytes())
         name = f"{digest.hexdigest()}.npz"
-        tasks.append(ShardTask(number, str(folder / "restarts" / name), str(folder / "ranked" / name)))
+        tasks.append(RestartTask(number, str(folder / "restarts" / name), str(folder / "ranked" / name)))
     return tasks
 
 
 def _solve_missing(
     executor: Executor,
-    tasks: Sequence[ShardTask],
+    tasks: Sequence[RestartTask],
     shards: Sequence[sp.csr_array],
     factory: functools.partial[_Solver],
     monitor: Monitor | None,

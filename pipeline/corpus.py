@@ -8,10 +8,12 @@ id for two contents) is an :class:`~hippoindex.errors.InputError`.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import glob
 import gzip
 import io
+import itertools
 import json
 import math
 import os
@@ -21,16 +23,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from hippoindex.cluster.storage import Storage, open_storage
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import CorpusConfig
+from hippoindex.pipeline.remote import is_remote
 
 _FORMAT_OF_SUFFIX = {
     ".jsonl": "jsonl",
@@ -58,6 +62,8 @@ _PARQUET_BATCH_ROWS = 1_024
 
 #: The csv module's default limit is 128 KiB a field; documents may be longer.
 _CSV_FIELD_LIMIT_CHARS = 2**31 - 1
+
+_WILDCARDS = {"*": "[^/]*", "?": "[^/]"}
 
 # A place in the corpus packed into 64 bits: file number, then line.
 _PLACE_BITS = 64
@@ -197,11 +203,24 @@ class CorpusReader:
         """
         if not self._complete:
             raise UsageError("The documents of a corpus are known only after it was read to its end.")
+        return self._table((doc_id, _content(title, text)) for doc_id, title, text in read)
+
+    def read_through(self) -> pa.Table:
+        """Read the corpus to its end for :meth:`documents` alone; texts are not kept.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``schemas.DOCUMENT``.
+        """
+        return self._table([(doc.doc_id, _content(doc.title, doc.text)) for doc in self])
+
+    def _table(self, read: Iterable[tuple[str, int]]) -> pa.Table:
         ids, digests = self._known["doc_id"].to_pylist(), self._known["digest"].to_pylist()
         records = self._known["records"].to_pylist()
-        for doc_id, title, text in read:
+        for doc_id, content in read:
             ids.append(doc_id)
-            digests.append(f"{_content(title, text):032x}")
+            digests.append(f"{content:032x}")
             records.append(1)
         if self.repeats:
             records = [count + self.repeats[doc_id] for doc_id, count in zip(ids, records, strict=True)]
@@ -286,7 +305,7 @@ class FieldNames:
             chosen.add(self.title)
         return chosen
 
-    def check(self, path: Path, seen: Iterable[str]) -> None:
+    def check(self, path: Path | RemoteFile, seen: Iterable[str]) -> None:
         """Raise ``InputError`` unless ``seen``, the field names of a file, has all that are required."""
         seen = list(seen)
         missing = self.required().difference(seen)
@@ -302,9 +321,32 @@ class FieldNames:
 # --- files
 
 
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the corpus on S3, in place of its ``Path``; what is read of it is fetched.
+
+    Attributes
+    ----------
+    storage : Storage
+        Of its bucket.
+    name : str
+        In the bucket.
+    """
+
+    storage: Storage
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.storage.url}/{self.name}"
+
+    def open(self) -> io.BufferedReader:
+        """Open it for reading bytes."""
+        return cast("io.BufferedReader", self.storage.open(self.name))
+
+
 @dataclass(frozen=True, slots=True)
 class _CorpusFile:
-    path: Path
+    path: Path | RemoteFile
     source: str
     format: str
 
@@ -312,11 +354,11 @@ class _CorpusFile:
 def _find_files(config: CorpusConfig) -> list[_CorpusFile]:
     if not config.path:
         raise UsageError("No corpus given: name files, folders or glob patterns in corpus.path")
-    found: dict[Path, _CorpusFile] = {}
+    found: dict[Path | RemoteFile, _CorpusFile] = {}
     for given in config.path:
-        for path, source in _expand(given):
+        for path, source in _expand_remote(given) if is_remote(given) else _expand(given):
             file = _CorpusFile(path, to_valid_unicode(source), _format_of(path, config.format))
-            found.setdefault(path.resolve(), file)
+            found.setdefault(path.resolve() if isinstance(path, Path) else path, file)
     return _with_distinct_sources(list(found.values()))
 
 
@@ -341,6 +383,33 @@ def _expand(given: str) -> list[tuple[Path, str]]:
     return [(path, source) for source, path in sorted(sources.items())]
 
 
+def _expand_remote(given: str) -> list[tuple[RemoteFile, str]]:
+    """Do the same for an entry on S3: an object, the objects below a prefix, or a pattern."""
+    bucket, _, rest = given.rstrip("/").removeprefix("s3://").partition("/")
+    storage = open_storage(f"s3://{bucket}")
+    if rest and not glob.has_magic(rest) and storage.exists(rest):
+        return [(RemoteFile(storage, rest), rest.rpartition("/")[2])]
+    parts = rest.split("/") if rest else []
+    fixed = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+    prefix = "".join(f"{part}/" for part in fixed)
+    pattern = _translated(rest.removeprefix(prefix)) if glob.has_magic(rest) else re.compile(".*", re.DOTALL)
+    names = [entry.name.removeprefix(prefix) for entry in storage.entries(prefix)]
+    visible = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
+    found = [(RemoteFile(storage, prefix + name), name) for name in visible if pattern.fullmatch(name)]
+    if not found:
+        raise InputError(f"corpus.path: no files found under {given}")
+    return found
+
+
+def _translated(pattern: str) -> re.Pattern[str]:
+    """Return a glob pattern of a relative path as a regular expression: only ``**`` matches a slash."""
+    found = []
+    for part in pattern.split("/"):
+        pieces = [_WILDCARDS.get(piece) or re.escape(piece) for piece in re.split(r"([*?])", part)]
+        found.append("(?:.*/)?" if part == "**" else "".join(pieces) + "/")
+    return re.compile("".join(found).removesuffix("/"), re.DOTALL)
+
+
 def _files_below(folder: Path) -> list[Path]:
     def is_visible(path: Path) -> bool:
         return not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
@@ -353,13 +422,12 @@ def _root_of_pattern(pattern: Path) -> Path:
     return next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
 
 
-def _format_of(path: Path, configured: str) -> str:
+def _format_of(path: Path | RemoteFile, configured: str) -> str:
     if configured != "auto":
         return configured
-    suffix = path.suffix.lower()
-    is_gzip = suffix == ".gz"
-    if is_gzip:
-        suffix = path.with_suffix("").suffix.lower()
+    name = PurePosixPath(str(path))
+    is_gzip = name.suffix.lower() == ".gz"
+    suffix = (name.with_suffix("") if is_gzip else name).suffix.lower()
     found = _FORMAT_OF_SUFFIX.get(suffix)
     if found is None or (is_gzip and found == "parquet"):
         raise InputError(
@@ -374,10 +442,10 @@ def _with_distinct_sources(files: list[_CorpusFile]) -> list[_CorpusFile]:
     """Give paths from the common folder instead if two files have the same path under different roots."""
     if len({file.source for file in files}) == len(files):
         return files
-    paths = [file.path.absolute() for file in files]
-    root = os.path.commonpath(paths)
+    paths = [str(f.path.absolute() if isinstance(f.path, Path) else f.path) for f in files]
+    root = os.path.commonpath(paths) if not any(map(is_remote, paths)) else ""
     return [
-        replace(file, source=to_valid_unicode(path.relative_to(root).as_posix()))
+        replace(file, source=to_valid_unicode(os.path.relpath(path, root) if root else path))
         for file, path in zip(files, paths, strict=True)
     ]
 
@@ -386,7 +454,7 @@ def _with_distinct_sources(files: list[_CorpusFile]) -> list[_CorpusFile]:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
+def open_bytes(path: Path | RemoteFile) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     """Open a UTF-8 file for reading bytes, after its byte order mark; ``.gz`` is decompressed.
 
     Raises
@@ -395,7 +463,10 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
         If the file cannot be read, is a damaged gzip file, or is UTF-16. Also while reading inside the block.
     """
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        with contextlib.ExitStack() as stack:
+            file: Any = stack.enter_context(path.open("rb") if isinstance(path, Path) else path.open())
+            if str(path).lower().endswith(".gz"):
+                file = stack.enter_context(gzip.open(file))
             start = file.peek(4)[:4]
             if start.startswith(codecs.BOM_UTF8):
                 file.read(len(codecs.BOM_UTF8))
@@ -408,7 +479,7 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
         raise InputError(f"{path}: the file cannot be read: {error}") from error
 
 
-def read_json_lines(path: Path) -> Iterator[Record]:
+def read_json_lines(path: Path | RemoteFile) -> Iterator[Record]:
     """Read one JSON object a line, skipping blank lines; a bad line is a record with a ``problem``."""
     with open_bytes(path) as file:
         for line, raw in enumerate(file, start=1):
@@ -434,7 +505,7 @@ def _object_record(line: int, value: object, raw: bytes = b"") -> Record:
     return Record(line, None, f"the record is {_kind(value)}, not an object", raw or _dump(value))
 
 
-def read_json_list(path: Path) -> Iterator[Record]:
+def read_json_list(path: Path | RemoteFile) -> Iterator[Record]:
     """Read a JSON list of objects, the whole file at once; ``line`` is the 1-based number in the list.
 
     Raises
@@ -461,7 +532,7 @@ def read_json_list(path: Path) -> Iterator[Record]:
         yield _object_record(number, value)
 
 
-def _checked(records: Iterator[Record], path: Path, names: FieldNames) -> Iterator[Record]:
+def _checked(records: Iterator[Record], path: Path | RemoteFile, names: FieldNames) -> Iterator[Record]:
     """Pass records on; raise if the required fields are in none of them, or in none of the first many."""
     missing = names.required()
     seen: dict[str, None] = {}
@@ -518,7 +589,8 @@ def _csv_record(line: int, header: Sequence[str], row: Sequence[str]) -> Record:
 
 def _read_parquet(file: _CorpusFile, names: FieldNames) -> Iterator[Record]:
     try:
-        with pq.ParquetFile(file.path) as parquet:
+        source = file.path if isinstance(file.path, Path) else file.path.open()
+        with pq.ParquetFile(source) as parquet:
             present = parquet.schema_arrow.names
             names.check(file.path, present)
             wanted = {names.id, names.title, names.text, _HIPPORAG_ID}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +23,24 @@ from hippoindex.pipeline.synonyms import recall_text
 if TYPE_CHECKING:
     from hippoindex.pipeline.answer import Answers
     from hippoindex.pipeline.build import BuildResult
+    from hippoindex.pipeline.collect import Garbage
 
 MAX_LISTED = 20
+
+
+def garbage_table(found: Sequence[Garbage], *, removed: bool) -> RenderableType:
+    """Return the table of ``hippoindex gc``: the largest pieces of every kind, and their sum."""
+    total = sum(garbage.size_bytes for garbage in found)
+    what = "removed" if removed else "found; --delete removes them"
+    table = Table(title=f"{len(found)} pieces, {total / 2**20:,.1f} MiB, {what}", title_justify="left")
+    for heading in ("kind", "name", "MiB", "hours old"):
+        table.add_column(heading, justify="left" if heading in {"kind", "name"} else "right", overflow="fold")
+    for garbage in sorted(found, key=lambda garbage: (-garbage.size_bytes, garbage.name))[:MAX_LISTED]:
+        size, age = f"{garbage.size_bytes / 2**20:,.1f}", f"{garbage.age_s / 3600:,.1f}"
+        table.add_row(garbage.kind, garbage.name, size, age)
+    if len(found) > MAX_LISTED:
+        table.add_row("", f"and {len(found) - MAX_LISTED} more (--json lists all)", "", "")
+    return table
 
 
 def build_summary(result: BuildResult) -> RenderableType:
@@ -115,7 +131,7 @@ def how_solved(ranking: Ranking) -> str:
 
 def index_overview(index: Index) -> RenderableType:
     """Return what is in an index: counts, configuration of the stages, size."""
-    table = Table(title=f"Index {index.path}", title_justify="left", show_header=False)
+    table = Table(title=f"Index {index.url}", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name, value in index.manifest.counts.model_dump().items():
@@ -151,7 +167,7 @@ def phrase_record(index: Index, text: str) -> dict[str, Any]:
     row = pc.index(phrases, phrase).as_py()
     if row < 0:
         near = phrases.filter(pc.match_substring(phrases, phrase))[:5].to_pylist() if phrase else []
-        raise UsageError(f"There is no phrase {phrase!r} in {index.path}; containing it: {near or 'none'}")
+        raise UsageError(f"There is no phrase {phrase!r} in {index.url}; containing it: {near or 'none'}")
     number = index.phrases["phrase_id"][row].as_py()
     passages = index.occurrence[row].indices
     facts = np.flatnonzero((index.fact_ends == row).any(axis=1))
@@ -176,7 +192,7 @@ def passage_record(index: Index, passage_id: str) -> dict[str, Any]:
     if row < 0:
         rows = index.quarantine.filter(pc.equal(index.quarantine["row_id"], passage_id)).to_pylist()
         reason = f"it was quarantined: {rows[0]['reason']}" if rows else "it was not in the corpus"
-        raise UsageError(f"There is no passage {passage_id!r} in {index.path}: {reason}")
+        raise UsageError(f"There is no passage {passage_id!r} in {index.url}: {reason}")
     phrases = index.occurrence[:, row].nonzero()[0]
     holds = [passage_id in holders for holders in index.facts["passage_ids"].to_pylist()]
     passage: dict[str, Any] = index.passages.slice(row, 1).to_pylist()[0]

@@ -203,17 +203,21 @@ _MODELS: dict[str, _Model] = {
 MODEL_NAMES: tuple[str, ...] = tuple(_MODELS)
 
 
-def cache_folder() -> Path:
-    """Return where fetched models lie.
+def cache_root() -> Path:
+    """Return the folder of everything that can be fetched or made again.
 
-    ``$HIPPOINDEX_CACHE/models``; without that variable ``$XDG_CACHE_HOME/hippoindex/models``, else
-    ``~/.cache/hippoindex/models``.
+    ``$HIPPOINDEX_CACHE``; without that variable ``$XDG_CACHE_HOME/hippoindex``, else ``~/.cache/hippoindex``.
     """
     root = os.environ.get("HIPPOINDEX_CACHE")
     if root:
-        return Path(root).expanduser() / "models"
+        return Path(root).expanduser()
     caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "hippoindex" / "models"
+    return (Path(caches) if caches else Path.home() / ".cache") / "hippoindex"
+
+
+def cache_folder() -> Path:
+    """Return where fetched models lie: ``models`` in :func:`cache_root`."""
+    return cache_root() / "models"
 
 
 def model_path(name: str) -> Path:

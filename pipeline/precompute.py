@@ -17,13 +17,14 @@ import structlog
 import xxhash
 from numpy.typing import NDArray
 
-from hippoindex.cluster.atomic import atomic_directory, atomic_write
+from hippoindex.cluster.atomic import atomic_write
 from hippoindex.errors import UsageError
 from hippoindex.kernels.ppr import Graph, affine
 from hippoindex.pipeline import artifact
 from hippoindex.pipeline.artifact import open_index
 from hippoindex.pipeline.config import Config, PrecomputeConfig, load_config
 from hippoindex.pipeline.progress import Advance, Monitor
+from hippoindex.pipeline.remote import is_remote
 from hippoindex.pipeline.work import exclusive
 
 log = structlog.get_logger("hippoindex")
@@ -77,14 +78,17 @@ def precompute(
     }
 
 
-def refresh(index: Path, overrides: Iterable[str] = (), *, monitor: Monitor | None = None) -> dict[str, Any]:
+def refresh(
+    index: str | Path, overrides: Iterable[str] = (), *, monitor: Monitor | None = None
+) -> dict[str, Any]:
     """Compute ``ppr/`` of an existing index anew, for another damping or type; the index is replaced at once.
 
     All other files stay as they are. Readers that have the index open keep the old one.
 
     Parameters
     ----------
-    index : Path
+    index : str or Path
+        Folder, or ``s3://bucket/prefix``.
     overrides : iterable of str
         ``precompute.key=value`` and ``retrieve.damping=value`` settings in place of those stored.
     monitor : Monitor, optional
@@ -103,11 +107,12 @@ def refresh(index: Path, overrides: Iterable[str] = (), *, monitor: Monitor | No
     """
     opened = open_index(index)
     config = _changed(opened.manifest.config, overrides)
-    target = opened.path.resolve()
+    target = opened.url if is_remote(opened.url) else opened.path.resolve()
     with exclusive(target, opened) as work:
-        with atomic_directory(target, replace=True) as folder:
-            made = _fill(folder, opened, config, work.folder / "precompute", monitor or Monitor())
-            work.check()
+        work.clear_parts()
+        folder = work.assembled
+        made = _fill(folder, opened, config, work.folder / "precompute", monitor or Monitor())
+        work.publish(folder, replace=True)
         work.remove("precompute")
     return made
 

@@ -1,41 +1,87 @@
-"""Shards of a run: files of the work folder, and running a stage over them.
+"""Shards of a run: objects of its storage, and running a stage over them.
 
-A shard's output is named by its completion key, so what a failed run has done is found and not done again.
+A shard's output is recorded under its completion key, so what a failed run has done is found and not done
+again: on this machine or, where the storage is S3, on another one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import structlog
 
 from hippoindex.cluster.executor import Executor
+from hippoindex.cluster.ledger import Ledger, Output
+from hippoindex.cluster.storage import Storage
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.stage import (
+    QUARANTINE,
+    ROWS,
     ShardRunner,
     ShardTask,
     Stage,
     completion_key,
-    quarantine_path,
     quarantine_table,
     read_table,
-    write_table,
+    table_bytes,
 )
 
 log = structlog.get_logger("hippoindex")
 
+T = TypeVar("T")
+U = TypeVar("U")
+
+_PARALLEL_REQUESTS = 16
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows in an object of the storage of a run.
+
+    Attributes
+    ----------
+    name : str
+        Of the object.
+    sha256 : str
+        Of its content.
+    path : Path
+        A file of this machine with that content.
+    """
+
+    name: str
+    sha256: str
+    path: Path
+
+    @cached_property
+    def n_rows(self) -> int:
+        """Number of rows; no column is read for it."""
+        with pa.memory_map(str(self.path)) as file:
+            reader = pa.ipc.open_file(file)
+            return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+
+    def read(self) -> pa.Table:
+        """Return the rows, memory-mapped."""
+        return read_table(self.path)
+
 
 class ShardStore:
-    """The work folder of a run, and what the stages that ran in it could not process.
+    """Where the shards of a run are, and what the stages that ran over them could not process.
 
     Parameters
     ----------
-    work : Path
+    storage : Storage
         Kept when the run fails.
+    folder : Path
+        Folder of this machine for what only this process needs; that of ``storage`` where it is local.
     monitor : Monitor
 
     Attributes
@@ -46,41 +92,38 @@ class ShardStore:
         Of schema ``QUARANTINE``, in stage and shard order.
     """
 
-    def __init__(self, work: Path, monitor: Monitor) -> None:
-        self.work = work
+    def __init__(self, storage: Storage, folder: Path, monitor: Monitor) -> None:
+        self.folder = folder
         self.monitor = monitor
         self.stages: dict[str, dict[str, Any]] = {}
         self.quarantine: list[pa.Table] = []
+        self._storage = storage
 
-    def path(self, kind: str, number: int) -> Path:
-        """Return the file of the input shard ``number`` of a kind."""
-        file = self.work / "input" / kind / f"{number:06d}.arrow"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return file
+    def write(self, table: pa.Table) -> Shard:
+        """Write a table as one shard, named by its content."""
+        data = table_bytes(table)
+        sha256 = hashlib.sha256(data).hexdigest()
+        name = f"input/{sha256[:32]}.arrow"
+        if not self._storage.exists(name):
+            with self._storage.write(name) as file:
+                file.write(data)
+        path = self._storage.local_path(name)
+        if path is None:
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return Shard(name, sha256, path)
 
-    def write_rows(
-        self, kind: str, rows: Iterable[Mapping[str, object]], schema: pa.Schema, size: int
-    ) -> list[Path]:
+    def write_rows(self, rows: Iterable[Mapping[str, object]], schema: pa.Schema, size: int) -> list[Shard]:
         """Write rows as shards of ``size`` rows; never holds more than one shard."""
-        files: list[Path] = []
-        for shard in _batches(rows, size):
-            files.append(self.path(kind, len(files)))
-            write_table(pa.Table.from_pylist(shard, schema=schema), files[-1])
-        return files
+        return [self.write(pa.Table.from_pylist(batch, schema=schema)) for batch in _batches(rows, size)]
 
-    def write_column(self, kind: str, values: pa.Array, schema: pa.Schema, size: int) -> list[Path]:
-        """Write one column as shards of ``size`` rows."""
-        return self.write_slices(kind, pa.table([values], schema=schema), size)
-
-    def write_slices(self, kind: str, table: pa.Table, size: int) -> list[Path]:
+    def write_slices(self, table: pa.Table, size: int) -> list[Shard]:
         """Write a table as shards of ``size`` rows."""
-        files = []
-        for number, start in enumerate(range(0, table.num_rows, size)):
-            files.append(self.path(kind, number))
-            write_table(table.slice(start, size).combine_chunks(), files[-1])
-        return files
+        starts = range(0, table.num_rows, size)
+        return [self.write(table.slice(start, size).combine_chunks()) for start in starts]
 
-    def run(self, executor: Executor, stage: Stage, unit: str, shards: Sequence[Path]) -> list[Path]:
+    def run(self, executor: Executor, stage: Stage, unit: str, shards: Sequence[Shard]) -> list[Shard]:
         """Run a stage over shards.
 
         Parameters
@@ -89,50 +132,58 @@ class ShardStore:
         stage : Stage
         unit : str
             What a row is, in the plural.
-        shards : sequence of Path
+        shards : sequence of Shard
 
         Returns
         -------
-        list of Path
+        list of Shard
             The output of each shard, in their order.
         """
-        rows = {str(shard): count_rows(shard) for shard in shards}
-        tasks = self._tasks(stage, shards)
-        pending = {task.output: task for task in tasks if not Path(task.output).is_file()}
-        with self.monitor.stage(stage.name, sum(map(count_rows, shards)), unit) as advance:
-            if len(pending) < len(tasks):
-                log.info("shards found done", stage=stage.name, done=len(tasks) - len(pending))
-            advance(sum(rows[task.input] for task in tasks if task.output not in pending))
-            factory = functools.partial(ShardRunner, stage)
-            executor.run(factory, list(pending.values()), lambda task: advance(rows[task.input]))
-        outputs = [Path(task.output) for task in tasks]
+        ledger = Ledger(self._storage, stage.name)
+        keys = [completion_key(stage, shard.sha256) for shard in shards]
+        rows: Counter[str] = Counter()
+        for key, shard in zip(keys, shards, strict=True):
+            rows[key] += shard.n_rows
+        names = {key: shard.name for key, shard in zip(keys, shards, strict=True)}
+        pending = ledger.missing(names)
+        with self.monitor.stage(stage.name, rows.total(), unit) as advance:
+            if len(pending) < len(names):
+                log.info("shards found done", stage=stage.name, done=len(names) - len(pending))
+            advance(rows.total() - sum(rows[key] for key in pending))
+            tasks = [ShardTask(n, self._storage, names[key], key) for n, key in enumerate(pending)]
+            executor.run(functools.partial(ShardRunner, stage), tasks, lambda task: advance(rows[task.key]))
         self.stages[stage.name] = {"version": stage.version, **stage.key_part()}
-        self.quarantine += [read_table(quarantine_path(output)) for output in outputs]
-        return outputs
+        outputs = _at_once(ledger.outputs, keys)
+        self.quarantine += [shard.read() for shard in self._fetched([o[QUARANTINE] for o in outputs])]
+        return self._fetched([o[ROWS] for o in outputs])
 
-    def _tasks(self, stage: Stage, shards: Sequence[Path]) -> list[ShardTask]:
-        folder = self.work / stage.name
-        folder.mkdir(exist_ok=True)
-        return [
-            ShardTask(number, str(shard), str(folder / f"{completion_key(stage, shard)}.arrow"))
-            for number, shard in enumerate(shards)
-        ]
+    def _fetched(self, outputs: Sequence[Output]) -> list[Shard]:
+        """Make the shards of outputs, after they were fetched if they are not on this machine."""
+        paths = _at_once(self._local_file, outputs)
+        return [Shard(o.name, o.sha256, path) for o, path in zip(outputs, paths, strict=True)]
+
+    def _local_file(self, output: Output) -> Path:
+        path = self._storage.local_path(output.name)
+        if path is None:
+            path = self.folder / output.name
+            if not path.is_file():  # a download appears when it is whole
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._storage.download(output.name, path)
+        return path
 
     def all_quarantine(self) -> pa.Table:
         """Return everything that could not be processed, in one table."""
         return pa.concat_tables([quarantine_table(), *self.quarantine])
 
 
-def count_rows(shard: Path) -> int:
-    """Return the number of rows of a shard without reading its columns into memory."""
-    with pa.memory_map(str(shard)) as file:
-        reader = pa.ipc.open_file(file)
-        return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
-
-
-def column(shards: Sequence[Path], name: str) -> pa.Array:
+def column(shards: Sequence[Shard], name: str) -> pa.Array:
     """Return one column of all shards, in order. ``shards`` must not be empty."""
-    return pa.chunked_array([c for s in shards for c in read_table(s)[name].chunks] or [[]]).combine_chunks()
+    return pa.chunked_array([c for s in shards for c in s.read()[name].chunks] or [[]]).combine_chunks()
+
+
+def _at_once(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        return list(pool.map(function, items))
 
 
 def _batches(rows: Iterable[Mapping[str, object]], size: int) -> Iterator[list[Mapping[str, object]]]:

@@ -1,24 +1,30 @@
 """What a stage is: a frozen description, and a pure function from one table to another.
 
-The runner (``pipeline/build.py``) cuts the input into shards, names every shard's output by its completion
-key, and lets an executor of ``cluster/`` run a :class:`ShardRunner` wherever it likes: a shard's output
-depends on nothing but the stage and the shard.
+The runner (``pipeline/build.py``) cuts the input into shards, records every shard's output under its
+completion key, and lets an executor of ``cluster/`` run a :class:`ShardRunner` wherever it likes: a shard's
+output depends on nothing but the stage and the shard.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
-import xxhash
 
+from hippoindex.cluster.ledger import Ledger
+from hippoindex.cluster.storage import Storage
 from hippoindex.errors import HippoIndexError
 from hippoindex.pipeline import schemas
+
+ROWS = "rows.arrow"
+QUARANTINE = "quarantine.arrow"
+"""Roles of the outputs of a shard in the ledger of its stage."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +75,23 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One unit of work: read ``input``, write ``output``. Paths are absolute."""
+    """One unit of work: read an object, write the outputs of a key.
+
+    Attributes
+    ----------
+    index : int
+    storage : Storage
+        Of the run; on a cluster it must mean the same on every node.
+    input : str
+        Name of the object.
+    key : str
+        Completion key, under which the outputs are recorded.
+    """
 
     index: int
+    storage: Storage
     input: str
-    output: str
+    key: str
 
 
 def quarantine_table(rows: Iterable[Mapping[str, object]] = ()) -> pa.Table:
@@ -81,31 +99,34 @@ def quarantine_table(rows: Iterable[Mapping[str, object]] = ()) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=schemas.QUARANTINE)
 
 
-def completion_key(stage: Stage, shard: Path) -> str:
-    """128-bit hex key of a stage's output on a shard: hash of name, version, configuration and content."""
-    description = {"stage": stage.name, "version": stage.version, "config": stage.key_part()}
-    digest = xxhash.xxh3_128(json.dumps(description, sort_keys=True).encode())
-    digest.update(shard.read_bytes())
-    return digest.hexdigest()
-
-
-def quarantine_path(output: Path) -> Path:
-    """Where the quarantine rows of the shard written to ``output`` lie."""
-    return output.with_suffix(".quarantine.arrow")
+def completion_key(stage: Stage, sha256: str) -> str:
+    """Key of a stage's output on a shard: hash of name, version, configuration and the shard's SHA-256."""
+    description = {
+        "stage": stage.name,
+        "version": stage.version,
+        "config": stage.key_part(),
+        "shard": sha256,
+    }
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read an Arrow IPC file into memory."""
-    with pa.OSFile(str(path), "rb") as file:
+    """Read an Arrow IPC file, memory-mapped: what is not used of it takes no memory."""
+    with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write an Arrow IPC file atomically: under a temporary name, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+def table_bytes(table: pa.Table) -> pa.Buffer:
+    """Return a table as an Arrow IPC file."""
+    sink = pa.BufferOutputStream()
+    write_table(table, sink)
+    return sink.getvalue()
+
+
+def write_table(table: pa.Table, file: BinaryIO | pa.NativeFile) -> None:
+    """Write a table as an Arrow IPC file."""
+    with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    temporary.replace(path)
 
 
 class ShardRunner:
@@ -116,8 +137,8 @@ class ShardRunner:
         self._process = stage.open()
 
     def __call__(self, task: ShardTask) -> None:
-        """Process one shard. The rows are written last: a shard with rows is a complete shard."""
-        table = read_table(Path(task.input))
+        """Process one shard and record its outputs."""
+        table = _read_input(task)
         if table.schema != self._stage.reads:
             raise HippoIndexError(
                 f"Stage {self._stage.name!r} cannot read {task.input}: columns {table.schema.names}, "
@@ -128,6 +149,15 @@ class ShardRunner:
             raise HippoIndexError(
                 f"Stage {self._stage.name!r} made columns {result.rows.schema}, declared {self._stage.writes}"
             )
-        output = Path(task.output)
-        write_table(result.quarantine, quarantine_path(output))
-        write_table(result.rows, output)
+        outputs = {
+            ROWS: partial(write_table, result.rows),
+            QUARANTINE: partial(write_table, result.quarantine),
+        }
+        Ledger(task.storage, self._stage.name).commit(task.key, outputs)
+
+
+def _read_input(task: ShardTask) -> pa.Table:
+    path = task.storage.local_path(task.input)
+    if path is not None:
+        return read_table(path)
+    return pa.ipc.open_file(pa.BufferReader(task.storage.read_bytes(task.input))).read_all()

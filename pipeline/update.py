@@ -24,8 +24,8 @@ from hippoindex.pipeline.build import BuildResult, NothingToDo, Parts, Run, carr
 from hippoindex.pipeline.config import Config, load_config
 from hippoindex.pipeline.corpus import CorpusCounts
 from hippoindex.pipeline.progress import Monitor
+from hippoindex.pipeline.remote import is_remote
 from hippoindex.pipeline.resolve import Resolution, ResolveStage, combine, merge
-from hippoindex.pipeline.stage import read_table
 
 LOCAL = ("corpus.", "cluster.", "extract.", "synonyms.memory_bytes", "precompute.memory_bytes")
 """Settings that a caller may give: where things are and how they run."""
@@ -36,7 +36,7 @@ OF_THE_FILE = "file_sha256"
 
 
 def append(
-    index: Path,
+    index: str | Path,
     corpus: Iterable[str],
     overrides: Iterable[str] = (),
     *,
@@ -52,7 +52,8 @@ def append(
 
     Parameters
     ----------
-    index : Path
+    index : str or Path
+        Folder, or ``s3://bucket/prefix``.
     corpus : iterable of str
         Files, folders or patterns, as ``corpus.path``.
     overrides : iterable of str
@@ -94,15 +95,14 @@ def append(
             run.embed(parts, folder)
         return run.assemble(parts, folder, parent=_digest(old))
 
-    target = old.path.resolve()
     try:
-        return carry_out(config, target, make, source=old, replace=True, strict=strict, monitor=monitor)
+        return carry_out(config, _target(old), make, source=old, replace=True, strict=strict, monitor=monitor)
     except NothingToDo:
         return None
 
 
 def delete(
-    index: Path,
+    index: str | Path,
     doc_ids: Iterable[str],
     *,
     precompute: bool = True,
@@ -117,7 +117,8 @@ def delete(
 
     Parameters
     ----------
-    index : Path
+    index : str or Path
+        Folder, or ``s3://bucket/prefix``.
     doc_ids : iterable of str
         Ids of documents; where documents were chunked, all their passages go.
     precompute, strict, monitor, **values
@@ -152,9 +153,7 @@ def delete(
             run.embed(parts, folder)
         return run.assemble(parts, folder, parent=_digest(old))
 
-    return carry_out(
-        config, old.path.resolve(), make, source=old, replace=True, strict=strict, monitor=monitor
-    )
+    return carry_out(config, _target(old), make, source=old, replace=True, strict=strict, monitor=monitor)
 
 
 def read_ids(file: Path) -> list[str]:
@@ -256,7 +255,7 @@ def _remainder(old: Index, gone: pa.Array, run: Run) -> Parts:
     dropped = pc.and_(pa.array(of_gone, pa.bool_()), pc.not_equal(quarantine["stage"], "read"))
     lost = quarantine.filter(dropped)
     run.store.quarantine.append(quarantine.filter(pc.invert(dropped)))
-    shards = run.store.write_slices("extractions", extractions, run.config.cluster.shard_passages)
+    shards = run.store.write_slices(extractions, run.config.cluster.shard_passages)
     resolved = run.store.run(run.executor, ResolveStage(run.config.graph), "passages", shards)
     _check_stages(old, run.store.stages)
     run.store.stages = {name: made for name, made in old.manifest.stages.items() if name != "precompute"}
@@ -278,7 +277,7 @@ def _remainder(old: Index, gone: pa.Array, run: Run) -> Parts:
         - int(pc.sum(pc.equal(lost["kind"], "passage"), min_count=0).as_py()),
         passages=passages,
         extractions=extractions,
-        resolution=merge(list(map(read_table, resolved)), passages["passage_id"].combine_chunks()),
+        resolution=merge([shard.read() for shard in resolved], passages["passage_id"].combine_chunks()),
     )
 
 
@@ -291,6 +290,11 @@ def _without(quarantine: pa.Table, *stages: str) -> pa.Table:
     """Leave out the rows of stages that see all passages again."""
     kept = pc.invert(pc.is_in(quarantine["stage"], value_set=pa.array(stages)))
     return quarantine.filter(kept).cast(schemas.QUARANTINE)
+
+
+def _target(old: Index) -> str | Path:
+    """Return what is to be replaced; a link to an index stays one."""
+    return old.url if is_remote(old.url) else old.path.resolve()
 
 
 def _digest(old: Index) -> str:

@@ -32,6 +32,7 @@ from hippoindex.pipeline.blocks import blocks, row_blocks, row_numbers
 from hippoindex.pipeline.corpus import corpus_fingerprint
 from hippoindex.pipeline.normalise import fact_id, phrase_id
 from hippoindex.pipeline.progress import Advance, Monitor
+from hippoindex.pipeline.remote import fetch, is_remote
 from hippoindex.reader import BATCH_ROWS, load_manifest, table_parts
 
 MAX_LISTED = 20
@@ -204,6 +205,7 @@ def verify_index(path: str | Path, *, monitor: Monitor | None = None) -> Verific
     Parameters
     ----------
     path : str or Path
+        Folder, or ``s3://bucket/prefix``: what is not in the cache yet is fetched then.
     monitor : Monitor, optional
 
     Returns
@@ -216,7 +218,8 @@ def verify_index(path: str | Path, *, monitor: Monitor | None = None) -> Verific
         If there is no manifest of this schema version, or one that names files outside the index: there is
         nothing to compare with then.
     """
-    index, monitor = _Index(Path(path)), monitor or Monitor()
+    folder = fetch(str(path)) if is_remote(path) else Path(path)
+    index, monitor = _Index(folder), monitor or Monitor()
     total_bytes = sum(entry.bytes for entry in index.manifest.files.values())
     checks: list[Checked] = []
     faults: list[Fault] = []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,6 +28,30 @@ def data_dir() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[object]:
+    """A running :class:`s3_server.S3Server`, with this process's environment set for it."""
+    with cluster_helper("s3_server").running_s3_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+def cluster_helper(name: str) -> ModuleType:
+    """Import a module of ``tests/cluster``, also for processes that are started later."""
+    folder = str(Path(__file__).parent / "cluster")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="session")
+def faults() -> ModuleType:
+    return cluster_helper("faulty_storage")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -62,7 +62,12 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-IndexOption = Annotated[Path, typer.Option("--index", help="Folder of the index.", show_default=False)]
+IndexOption = Annotated[
+    str, typer.Option("--index", help="Folder of the index, or s3://bucket/prefix.", show_default=False)
+]
+IndexArgument = Annotated[
+    str, typer.Argument(help="Folder of the index, or s3://bucket/prefix.", show_default=False)
+]
 QueriesOption = Annotated[
     Path,
     typer.Option(
@@ -120,12 +125,14 @@ def index(
     corpus: Annotated[
         list[str] | None,
         typer.Option(
-            help="Passages: a file (.jsonl, .json, .csv, .parquet; .gz), a folder or a glob. Repeatable.",
+            help="Passages: a file (.jsonl, .json, .csv, .parquet; .gz), a folder or a glob; also s3://. "
+            "Repeatable.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(help="Folder that becomes the index.", show_default=False)
+        str | None,
+        typer.Option(help="Folder that becomes the index, or s3://bucket/prefix.", show_default=False),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="YAML file of settings, e.g. configs/laptop.yaml.")
@@ -234,7 +241,7 @@ def delete(
 
 @app.command()
 def precompute(
-    directory: Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)],
+    directory: IndexArgument,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -353,7 +360,7 @@ def evaluate(
 
 @app.command()
 def inspect(
-    directory: Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)],
+    directory: IndexArgument,
     phrase: Annotated[str | None, typer.Option(help="Show a phrase: passages, facts, synonyms.")] = None,
     passage: Annotated[str | None, typer.Option(help="Show a passage: text, phrases, facts.")] = None,
     verify: Annotated[
@@ -401,7 +408,7 @@ def quickstart(
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)],
+    directory: IndexArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Check every file, table, reference and sum of an index; exit with 2 if anything is wrong."""
@@ -441,6 +448,42 @@ def export(
     else:
         size = sum(made["files"].values()) / 2**20
         typer.echo(f"{len(made['files'])} files, {size:,.1f} MiB, written to {made['output']}")
+
+
+@app.command()
+def copy(
+    source: IndexArgument,
+    target: Annotated[
+        str, typer.Argument(help="Folder or s3://bucket/prefix where there is nothing.", show_default=False)
+    ],
+) -> None:
+    """Copy an index between folders and S3."""
+    from hippoindex.pipeline.remote import copy as copy_index
+
+    copy_index(source, target)
+    typer.echo(f"{source} was copied to {target}")
+
+
+@app.command()
+def gc(
+    output: IndexArgument,
+    older_than_s: Annotated[float, typer.Option(min=0.0, help="Least age of what is listed.")] = 86400.0,
+    work: Annotated[
+        bool,
+        typer.Option("--work", help="Also the work of a run that failed; a next run would go on from it."),
+    ] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove what is listed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List what killed runs and replaced versions left beside an index, and on demand remove it."""
+    from hippoindex.pipeline.collect import collect, record
+    from hippoindex.pipeline.display import garbage_table
+
+    found = collect(output, older_than_s=older_than_s, work=work, remove=delete)
+    if as_json:
+        _print_json(record(output, found, removed=delete))
+    else:
+        Console().print(garbage_table(found, removed=delete))
 
 
 @models_app.command("fetch")
@@ -485,9 +528,12 @@ def _show_build(result: BuildResult, as_json: bool) -> None:
 
     if as_json:
         counts = result.manifest.counts.model_dump()
-        _print_json({"index": str(result.path), "counts": counts, "stats": result.stats})
-    else:
+        made = {"index": str(result.path), "changed": result.changed}
+        _print_json({**made, "counts": counts, "stats": result.stats})
+    elif result.changed:
         Console().print(build_summary(result))
+    else:
+        typer.echo(f"{result.path} is the index of this corpus and these settings already: nothing was done")
 
 
 def _print_json(value: Any) -> None:

@@ -156,20 +156,43 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ArtifactError(f"{folder} is not an index: it has no {MANIFEST} (it is written last)")
     _check_inside(folder, MANIFEST)
+    content = parse_manifest(file.read_bytes(), str(file))
+    for name in content["files"]:
+        _check_inside(folder, name)
+    return content
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Read the content of a ``manifest.json`` and check its schema version and every path in it.
+
+    Parameters
+    ----------
+    data : bytes
+    where : str
+        What it was read from, for messages.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ArtifactError
+        As :func:`load_manifest`.
+    """
     try:
-        content = json.loads(file.read_bytes().decode("utf-8"), object_pairs_hook=_without_repeats)
+        content = json.loads(data.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{file} is not valid JSON: {error}") from error
-    _check_version(file, content.get("schema_version") if isinstance(content, dict) else None)
+        raise ArtifactError(f"{where} is not valid JSON: {error}") from error
+    _check_version(where, content.get("schema_version") if isinstance(content, dict) else None)
     files = content.get("files")
     if not isinstance(files, dict):
-        raise ArtifactError(f"{file} is not a manifest: it lists no files")
+        raise ArtifactError(f"{where} is not a manifest: it lists no files")
     for name, entry in files.items():
         if not _PLAIN_PATH.fullmatch(name):
-            raise ArtifactError(f"{file} lists {name!r}, which is no plain path inside the index")
+            raise ArtifactError(f"{where} lists {name!r}, which is no plain path inside the index")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int:
-            raise ArtifactError(f"{file} does not say how many bytes {name} has")
-        _check_inside(folder, name)
+            raise ArtifactError(f"{where} does not say how many bytes {name} has")
     return content
 
 
@@ -188,12 +211,12 @@ def table_parts(files: Iterable[str], table: str) -> list[str]:
     return sorted(name for name in files if name.startswith(f"{table}/") and name.endswith(".parquet"))
 
 
-def _check_version(file: Path, found: object) -> None:
+def _check_version(where: str, found: object) -> None:
     if type(found) is int and found == SCHEMA_VERSION:
         return
     newer = type(found) is int and found > SCHEMA_VERSION
     advice = "install a newer hippoindex" if newer else "it is damaged, or made by another program"
-    raise ArtifactError(f"{file} has schema version {found}; this version reads {SCHEMA_VERSION}: {advice}")
+    raise ArtifactError(f"{where} has schema version {found}; this version reads {SCHEMA_VERSION}: {advice}")
 
 
 def _check_inside(folder: Path, name: str) -> None:

@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,17 +27,6 @@ def _helper(name: str) -> ModuleType:
     if str(HERE) not in sys.path:
         sys.path.insert(0, str(HERE))
     return importlib.import_module(name)
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[object]:
-    """A running :class:`s3_server.S3Server`, with this process's environment set for it."""
-    with _helper("s3_server").running_s3_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +61,6 @@ def in_processes(processes: Any) -> Callable[[Callable[..., None], Storage], lis
         return found
 
     return run
-
-
-@pytest.fixture(scope="session")
-def faults() -> ModuleType:
-    return _helper("faulty_storage")
 
 
 @pytest.fixture(params=["disk", "s3"])

@@ -108,14 +108,14 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, start_new_session=True)
     work = tmp_path / "killed.work"
     deadline = time.monotonic() + 120
-    while len(list(work.glob("extract/[!.]*.arrow"))) < 6:
+    while len(list(work.glob("extract/done/*.json"))) < 6:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not output.exists()
-    done = {file: file.stat().st_mtime_ns for file in work.glob("extract/[!.]*.arrow")}
+    done = {file: file.stat().st_mtime_ns for file in work.glob("extract/done/*.json")}
     build(corpus, output, *settings)
     assert done, "the killed run had finished shards"
     assert digests(output) == expected
@@ -132,7 +132,7 @@ def test_a_signal_stops_workers_and_leaves_no_half_index(
     command += ["--output", output, "--set", "cluster.shard_passages=4", "--workers", "2"]
     process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "index.work").glob("extract/[!.]*.arrow")):
+    while not list((tmp_path / "index.work").glob("extract/done/*.json")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
@@ -235,9 +235,13 @@ def test_output_that_is_taken_is_refused_and_an_index_only_replaced_on_demand(
     tmp_path: Path, few: Path
 ) -> None:
     output = build(few, tmp_path / "index").path
-    with pytest.raises(UsageError, match="is an index already"):
-        build(few, output)
     fewer = write_corpus(tmp_path / "fewer.jsonl", *FEW[:2])
+    with pytest.raises(
+        UsageError, match=r"is an index already, made of another corpus \(3 documents, now 2\)"
+    ):
+        build(fewer, output)
+    with pytest.raises(UsageError, match=r"is an index already, made with other settings \(synonyms\)"):
+        build(few, output, "synonyms.threshold=0.9")
     assert build(fewer, output, overwrite=True).manifest.counts.passages == 2
     other = tmp_path / "notes"
     other.mkdir()
@@ -245,6 +249,20 @@ def test_output_that_is_taken_is_refused_and_an_index_only_replaced_on_demand(
     with pytest.raises(UsageError, match="neither empty nor an index"):
         build(few, other, overwrite=True)
     assert (other / "thesis.txt").read_text() == "precious"
+
+
+def test_a_rerun_of_a_finished_run_does_nothing(tmp_path: Path, few: Path) -> None:
+    output = tmp_path / "index"
+    made = build(few, output)
+    before = {file: file.stat().st_mtime_ns for file in output.rglob("*")}
+    left = tmp_path / "index.work" / "extract" / "done"  # killed between its last two steps
+    left.mkdir(parents=True)
+    (left / "0.json").write_text("{}")
+    again = build(few, output)
+    assert (made.changed, again.changed) == (True, False)
+    assert again.stats == made.stats
+    assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"few.jsonl", "index"}
 
 
 def test_a_changed_missing_or_foreign_file_is_found(tmp_path: Path, few: Path) -> None:
@@ -330,7 +348,7 @@ def test_of_two_runs_on_one_output_one_wins_and_the_other_says_so(
     command += ["--output", output, "--set", "cluster.shard_passages=4", "--workers", "1"]
     first = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "index.work").glob("extract/[!.]*.arrow")):
+    while not list((tmp_path / "index.work").glob("extract/done/*.json")):
         assert time.monotonic() < deadline
         assert first.poll() is None
         time.sleep(0.01)

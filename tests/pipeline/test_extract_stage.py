@@ -11,19 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from hippoindex.cluster.executor import LocalExecutor
+from hippoindex.cluster.storage import open_storage
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import ExtractConfig
 from hippoindex.pipeline.extract.stage import ExtractStage
-from hippoindex.pipeline.stage import (
-    ShardRunner,
-    ShardTask,
-    StageOutput,
-    completion_key,
-    quarantine_path,
-    read_table,
-    write_table,
-)
+from hippoindex.pipeline.progress import Monitor
+from hippoindex.pipeline.shards import ShardStore
+from hippoindex.pipeline.stage import StageOutput, completion_key
 
 
 def passages(*rows: tuple[str, str, str]) -> pa.Table:
@@ -117,15 +113,15 @@ def test_an_empty_shard_gives_empty_tables(tmp_path: Path) -> None:
 
 def test_travels_to_a_worker_and_writes_its_shard(tmp_path: Path) -> None:
     stage = importing(tmp_path, entry("It grinds rye.", ["mill"], [["mill", "grinds"]]))
-    write_table(passages(("m", "", "It grinds rye.")), tmp_path / "in.arrow")
-    key = completion_key(stage, tmp_path / "in.arrow")
+    key = completion_key(stage, "0" * 64)
     copy = pickle.loads(pickle.dumps(stage))  # noqa: S301 (our own bytes)
     assert copy == stage
-    assert completion_key(copy, tmp_path / "in.arrow") == key
-    output = tmp_path / "out.arrow"
-    ShardRunner(copy)(ShardTask(0, str(tmp_path / "in.arrow"), str(output)))
-    assert read_table(output)["entities"].to_pylist() == [["mill"]]
-    assert read_table(quarantine_path(output)).num_rows == 1
+    assert completion_key(copy, "0" * 64) == key
+    store = ShardStore(open_storage(tmp_path / "work"), tmp_path / "work", Monitor())
+    shard = store.write(passages(("m", "", "It grinds rye.")))
+    (output,) = store.run(LocalExecutor(1), copy, "passages", [shard])
+    assert output.read()["entities"].to_pylist() == [["mill"]]
+    assert store.all_quarantine().num_rows == 1
 
 
 def test_the_key_follows_what_decides_the_result(tmp_path: Path) -> None:
