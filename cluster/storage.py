@@ -60,7 +60,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 #: S3 allows 10,000 parts and 5 TiB: parts double in size every so many.
 _PARTS_OF_ONE_SIZE = 1000
-_READ_BUFFER_BYTES = 4 << 20
+_READ_BUFFER_BYTES = 1 << 20
 _DELETED_AT_ONCE = 1000
 
 
