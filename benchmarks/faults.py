@@ -1,4 +1,4 @@
-"""Does an index come out whole, whatever happens on the way? Kills, signals, dead workers, a full disk.
+"""Does an index come out whole, whatever happens on the way? Kills, signals, dead workers, a full disk, S3.
 
     python benchmarks/faults.py            # 50 kills and the other faults
     python benchmarks/faults.py --quick    # 20 kills
@@ -19,6 +19,7 @@ Exits with 1 unless every fault is survived and nothing is lost.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -29,8 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +43,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hippoindex.cluster.storage import open_storage
 from hippoindex.cluster.usage import machine
 from hippoindex.errors import HippoIndexError
-from hippoindex.pipeline.artifact import open_index
+from hippoindex.pipeline.artifact import MANIFEST, open_index
+from hippoindex.pipeline.models import cache_folder
 from hippoindex.pipeline.progress import configure_logging
+from hippoindex.pipeline.remote import is_remote
+from hippoindex.pipeline.work import work_url
 
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 CHANGED = 16
@@ -74,9 +79,10 @@ class Job:
     ----------
     name : str
     arguments : list of str
-    output : Path
+    output : str
+        Folder, or S3 prefix.
     prepare : callable
-        Puts what must be there before the command into an empty folder.
+        Puts what must be there before the command.
     expected : dict
         Digest of every file in the end.
     passages : int
@@ -87,7 +93,7 @@ class Job:
 
     name: str
     arguments: list[str]
-    output: Path
+    output: str
     prepare: Callable[[], None]
     expected: dict[str, str] = field(default_factory=dict)
     passages: int = 0
@@ -98,13 +104,11 @@ class Job:
         """Until when after a start a fault strikes; the first two or three seconds go by in loading."""
         return min(LATEST_S, 0.9 * self.takes_s)
 
-    @property
-    def work(self) -> Path:
-        return self.output.with_name(self.output.name + ".work")
-
     def reset(self) -> None:
-        for folder in (self.output, self.work):
-            shutil.rmtree(folder, ignore_errors=True)
+        for place in (self.output, work_url(self.output)):
+            open_storage(place).delete_all("")
+            if not is_remote(place):
+                shutil.rmtree(place, ignore_errors=True)
         self.prepare()
 
     def start(self, **options: Any) -> subprocess.Popen[bytes]:
@@ -127,6 +131,7 @@ def main() -> int:
     passages, kills, others = (48, 20, 1) if arguments.quick else (160, 50, 10)
     rng = np.random.default_rng(arguments.seed)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        use_cache(Path(temporary) / "cache")
         index, append, delete = jobs(Path(temporary), passages)
         outcomes = [
             repeated("SIGKILL of the whole run", index, kill_group, arguments.kills or kills, rng),
@@ -137,6 +142,9 @@ def main() -> int:
             repeated("SIGKILL of append", append, kill_group, others, rng),
             repeated("SIGKILL of delete", delete, kill_group, others, rng),
         ]
+        with s3_prefix() as prefix:
+            remote = on_s3(index, prefix)
+            outcomes.append(repeated("SIGKILL, output on S3", remote, kill_group, others, rng))
     Console().print(table(outcomes))
     write(arguments.json, outcomes)
     print("results:", arguments.json)
@@ -153,7 +161,7 @@ def jobs(folder: Path, passages: int) -> list[Job]:
     ids.write_text("\n".join(record["id"] for record in records[passages:]), encoding="utf-8")
     how = ["--workers", str(WORKERS)]
     sharded = [part for setting in SETTINGS for part in ("--set", setting)]
-    output, small, large = (folder / name for name in ("index", "small", "large"))
+    output, small, large = (str(folder / name) for name in ("index", "small", "large"))
     build = ["index", "--corpus", str(most), "--output", str(output), *sharded, *how]
     append = ["append", "--index", str(output), "--corpus", str(rest), *sharded, *how]
     delete = ["delete", "--index", str(output), "--ids", str(ids), *how]
@@ -162,20 +170,46 @@ def jobs(folder: Path, passages: int) -> list[Job]:
         Job("append", append, output, partial(copy, small, output), passages=passages + CHANGED),
         Job("delete", delete, output, partial(copy, large, output), passages=passages),
     ]
-    for job, kept in zip(found, (small, large, folder / "again"), strict=True):
+    for job, kept in zip(found, (small, large, str(folder / "again")), strict=True):
         job.reset()
         started = time.monotonic()
         if job.start().wait():
             raise SystemExit(f"{job.name} failed without a fault")
         job.takes_s, job.expected = time.monotonic() - started, digests(output)
-        output.rename(kept)
+        Path(output).rename(kept)
     if found[2].expected != found[0].expected:
         raise SystemExit("Deleting what was appended does not lead back to the first index")
     return found
 
 
-def copy(index: Path, output: Path) -> None:
+def copy(index: str, output: str) -> None:
     shutil.copytree(index, output)
+
+
+def use_cache(folder: Path) -> None:
+    """Have what is fetched from S3 removed in the end; the models are those of the usual cache."""
+    models = cache_folder().resolve()
+    folder.mkdir()
+    (folder / "models").symlink_to(models)
+    os.environ["HIPPOINDEX_CACHE"] = str(folder)
+
+
+@contextlib.contextmanager
+def s3_prefix() -> Iterator[str]:
+    """Start the S3 server of the tests and yield a prefix on it."""
+    sys.path.append(str(ROOT / "tests" / "cluster"))
+    from s3_server import running_s3_server
+
+    with running_s3_server() as server:
+        os.environ.update(server.environment())
+        yield f"s3://{server.bucket}/faults"
+
+
+def on_s3(job: Job, prefix: str) -> Job:
+    """Return a job with its output on S3; it has to come to the same files."""
+    output = f"{prefix}/index"
+    arguments = [output if argument == job.output else argument for argument in job.arguments]
+    return replace(job, arguments=arguments, output=output, takes_s=2 * job.takes_s)
 
 
 NAMES = [
@@ -197,7 +231,8 @@ def passage(number: int) -> dict[str, str]:
     return {"id": f"p{number:04d}", "title": f"{name} {number}", "text": text}
 
 
-def digests(index: Path) -> dict[str, str]:
+def digests(output: str) -> dict[str, str]:
+    index = open_index(output).path
     return {
         file.relative_to(index).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(index.rglob("*"))
@@ -222,8 +257,8 @@ def repeated(name: str, job: Job, fault: Fault, times: int, rng: np.random.Gener
             if injected + struck < times and fault(process, rng.uniform(0.0, job.latest_s)):
                 struck += 1
             code = process.wait()
-            missing += gone(before, job, finished=code == 0) + broken(job)
-            if code == 0:
+            missing += gone(before, job, finished=code in {0, 2}) + broken(job)
+            if code == 0 or (code == 2 and digests(job.output) == job.expected):  # killed after its last step
                 break
             if time.monotonic() - started > LONGEST_S:
                 raise SystemExit(f"{name}: {job.name} did not end within {LONGEST_S:.0f} s")
@@ -236,24 +271,25 @@ def repeated(name: str, job: Job, fault: Fault, times: int, rng: np.random.Gener
     return Outcome(name, injected, survived, lost)
 
 
-def committed(job: Job) -> dict[Path, int]:
-    """Return the shards that are done, with the time of their writing."""
-    shards = (file for file in job.work.glob("*/*.arrow") if file.parent.name != "input")
-    return {file: file.stat().st_mtime_ns for file in shards if not file.name.startswith(".")}
+def committed(job: Job) -> dict[str, bytes]:
+    """Return the records of the shards that are done; each names files that no other attempt has written."""
+    work = open_storage(work_url(job.output))
+    names = [entry.name for entry in work.entries() if "/done/" in entry.name]
+    return {name: work.read_bytes(name) for name in names}
 
 
-def gone(before: dict[Path, int], job: Job, *, finished: bool) -> int:
+def gone(before: dict[str, bytes], job: Job, *, finished: bool) -> int:
     """Count committed shards that are missing or were written again; a finished run removes all."""
     if finished:
         return 0
     now = committed(job)
-    return sum(now.get(file) != written for file, written in before.items())
+    return sum(now.get(name) != record for name, record in before.items())
 
 
 def broken(job: Job) -> int:
     """Whether there is an index that is not whole."""
-    if not job.output.exists():
-        return 0
+    if not open_storage(job.output).exists(MANIFEST):
+        return int(not is_remote(job.output) and Path(job.output).exists())
     try:
         open_index(job.output).verify()
     except HippoIndexError as error:
