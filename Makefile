@@ -40,6 +40,7 @@ bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's ta
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/ppr.py --markdown
 	$(BIN)/python benchmarks/simjoin.py --markdown
+	$(BIN)/python benchmarks/updates.py
 	$(BIN)/python benchmarks/readme_table.py
 
 faults: $(VENV)/.dev  ## Kill, interrupt and starve runs at random; the index must come out the same.
