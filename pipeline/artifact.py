@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pydantic
 import scipy.sparse as sp
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
 from hippoindex.errors import ArtifactError, UsageError
@@ -311,12 +311,110 @@ def parse_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
         ) from error
 
 
+class TableWriter:
+    """Context manager that writes a table of any length as ``part-NNNNN.parquet`` files.
+
+    A part has :data:`ROWS_PER_FILE` rows, the last one what is left; a table without rows has one part. The
+    bytes do not depend on how the table is cut into what is appended.
+
+    Parameters
+    ----------
+    folder : Path
+        It is made.
+    schema : pyarrow.Schema
+        Of what is appended.
+    finish : callable, optional
+        Turns the rows of a part into what is written.
+    """
+
+    def __init__(
+        self, folder: Path, schema: pa.Schema, finish: Callable[[pa.Table], pa.Table] | None = None
+    ) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._schema = schema
+        self._finish = finish
+        self._waiting: list[pa.Table] = []
+        self._n_waiting = 0
+        self._n_parts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and (self._n_waiting or not self._n_parts):
+            self._write(self._n_waiting)
+
+    def append(self, table: pa.Table) -> None:
+        """Append rows."""
+        self._waiting.append(table)
+        self._n_waiting += table.num_rows
+        while self._n_waiting >= ROWS_PER_FILE:
+            self._write(ROWS_PER_FILE)
+
+    def _write(self, n_rows: int) -> None:
+        table = pa.concat_tables([self._schema.empty_table(), *self._waiting])
+        part = table.slice(0, n_rows).combine_chunks()  # else bytes depend on how it was made
+        self._waiting = [table.slice(n_rows)]
+        self._n_waiting -= n_rows
+        if self._finish is not None:
+            part = self._finish(part)
+        pq.write_table(part, self._folder / f"part-{self._n_parts:05d}.parquet", compression="zstd")
+        self._n_parts += 1
+
+
 def write_parquet(table: pa.Table, folder: Path) -> None:
     """Write a table as ``part-NNNNN.parquet`` files of at most ``ROWS_PER_FILE`` rows (at least one file)."""
-    folder.mkdir(parents=True)
-    for number, start in enumerate(range(0, max(table.num_rows, 1), ROWS_PER_FILE)):
-        part = table.slice(start, ROWS_PER_FILE).combine_chunks()  # else bytes depend on how it was made
-        pq.write_table(part, folder / f"part-{number:05d}.parquet", compression="zstd")
+    with TableWriter(folder, table.schema) as writer:
+        writer.append(table)
+
+
+class ArrayWriter:
+    """Context manager that writes an ``.npy`` whose length is known at the end; its bytes are ``np.save``'s.
+
+    Parameters
+    ----------
+    file : Path
+    dtype : dtype
+    row_shape : tuple of int
+        Shape of an element.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+    n_rows : int
+        Elements appended so far.
+    """
+
+    def __init__(self, file: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.dtype = np.dtype(dtype)
+        self.n_rows = 0
+        self._row_shape = row_shape
+        self._file = file.open("w+b")
+        self._write_header()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if kind is None:
+                self._file.seek(0)
+                self._write_header()  # numpy leaves room for a longer first axis
+
+    def append(self, array: NDArray) -> None:
+        """Append elements, shape (n, *row_shape)."""
+        self._file.write(np.ascontiguousarray(array, self.dtype).data)
+        self.n_rows += len(array)
+
+    def _write_header(self) -> None:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": (self.n_rows, *self._row_shape),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def write_arrays(folder: Path, **arrays: NDArray) -> None:

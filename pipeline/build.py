@@ -36,13 +36,14 @@ from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.finished import difference
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
+from hippoindex.pipeline.merge import Resolution, merge
 from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.progress import Advance, Monitor
 from hippoindex.pipeline.remote import is_remote
 from hippoindex.pipeline.report import write_report
-from hippoindex.pipeline.resolve import Resolution, ResolveStage, fact_texts, merge
+from hippoindex.pipeline.resolve import ResolveStage
 from hippoindex.pipeline.shards import Shard, ShardStore, column
-from hippoindex.pipeline.stage import quarantine_table
+from hippoindex.pipeline.stage import joined, quarantine_table
 from hippoindex.pipeline.synonyms import find_synonyms, known_pairs, recall_shortfall
 from hippoindex.pipeline.work import exclusive, work_url
 
@@ -51,6 +52,8 @@ log = structlog.get_logger("hippoindex")
 MIN_SLASHES = 3
 """Of an S3 URL that names more than a bucket."""
 
+RESOLUTION = "resolution"
+"""Folder of the work folder for what was merged."""
 STAGES = ("read", "chunk", "extract", "resolve", "synonyms")
 """Stages that quarantine, in their order."""
 
@@ -358,10 +361,19 @@ class Run:
             documents=reader.documents(_read_documents(documents)),
             read=reader.counts,
             passages_made=_n_rows(made),
-            passages=pa.concat_tables(shard.read() for shard in passages),
-            extractions=pa.concat_tables(shard.read() for shard in extractions),
-            resolution=merge([shard.read() for shard in resolved], column(passages, "passage_id")),
+            passages=self._gather("passages", passages),
+            extractions=self._gather("extractions", extractions),
+            resolution=self.merge(resolved, column(passages, "passage_id")),
         )
+
+    def merge(self, resolved: list[Shard], passage_ids: pa.Array) -> Resolution:
+        """Give numbers to what was resolved; it is written into the work folder."""
+        shards, budget = [shard.path for shard in resolved], self.config.graph.memory_bytes
+        return merge(shards, passage_ids, self.store.folder / RESOLUTION, memory_bytes=budget)
+
+    def _gather(self, kind: str, shards: list[Shard]) -> pa.Table:
+        """Return all rows of shards, mapped from one file: there may be more shards than can be mapped."""
+        return joined((shard.read() for shard in shards), self.store.folder / "gathered" / f"{kind}.arrow")
 
     def _chunk(self, documents: list[Shard]) -> list[Shard]:
         chunk = self.config.chunk
@@ -401,18 +413,17 @@ class Run:
 
     def embed(self, parts: Parts, folder: Path) -> None:
         """Write the vectors of passages, phrases and facts; what the source does not hold is embedded."""
-        phrases, facts = parts.resolution.phrases, parts.resolution.facts
-        names = phrases["phrase"].combine_chunks()
-        texts = {
+        phrases = parts.resolution.phrases
+        texts: dict[str, tuple[pa.ChunkedArray, Iterable[pa.Array]]] = {
             "passages": (parts.passages["passage_id"], _passage_texts(parts.passages)),
-            "phrases": (phrases["phrase_id"], names),
-            "facts": (facts["fact_id"], fact_texts(facts, parts.resolution.fact_ends, names)),
+            "phrases": (phrases["phrase_id"], phrases["phrase"].chunks),
+            "facts": (parts.resolution.fact_ids, parts.resolution.fact_texts()),
         }
         stage, cluster = EmbedStage(self.config.embed), self.config.cluster
         sizes = dict.fromkeys(texts, cluster.shard_texts) | {"passages": cluster.shard_passages}
         places = {kind: self._places(kind, ids) for kind, (ids, _) in texts.items()}
         inputs = {
-            kind: self.store.write_slices(_texts(values.filter(pa.array(places[kind] < 0))), sizes[kind])
+            kind: self.store.write_column(_chosen(values, places[kind] < 0), TEXT, sizes[kind])
             for kind, (_, values) in texts.items()
         }
         shards = iter(
@@ -432,7 +443,8 @@ class Run:
         """Return the row in the source of every row, -1 where it has none, shape (rows,)."""
         if self.source is None:
             return np.full(len(ids), -1)
-        held = getattr(self.source, kind)[f"{kind.removesuffix('s')}_id"]
+        name = f"{kind.removesuffix('s')}_id"
+        held = self.source.reader.table(kind, [name])[name]
         return pc.fill_null(pc.index_in(ids, value_set=held), -1).to_numpy().astype(np.int64)
 
     def _connect(self, resolution: Resolution, folder: Path) -> EdgeCounts:
@@ -445,16 +457,19 @@ class Run:
         self.store.stages["synonyms"], self.effort = found.report, {"synonyms": found.effort}
         self.store.quarantine.append(found.quarantine)
         with self._stage("graph", "edges") as advance:
-            counts = resolution.facts["count"].to_numpy()
-            graph, edges = build_graph(
-                resolution.fact_ends, counts, resolution.occurrence, found.pairs, self.config.graph
+            _, edges = build_graph(
+                folder / "graph",
+                resolution.fact_ends,
+                resolution.fact_counts,
+                resolution.occurrence,
+                found.pairs,
+                self.config.graph,
             )
             advance(edges.graph_edges)
         artifact.write_parquet(_synonym_table(found.pairs, phrases), folder / "synonyms")
         if found.lists is not None:
             arrays = {name: getattr(found.lists, name) for name in artifact.LIST_ARRAYS}
             artifact.write_arrays(folder / "lists", **arrays)
-        artifact.write_arrays(folder / "graph", **asdict(graph))
         return edges
 
     def _precompute(self, folder: Path) -> None:
@@ -504,14 +519,18 @@ def _read_documents(shards: Iterable[Shard]) -> Iterator[tuple[str, str, str]]:
         yield from zip(*(table[name].to_pylist() for name in ("doc_id", "title", "text")), strict=True)
 
 
-def _passage_texts(passages: pa.Table) -> pa.Array:
-    """Return what is embedded of passages: the title, a line break, the text."""
-    titled = pc.binary_join_element_wise(passages["title"], passages["text"], "\n")
-    return pc.if_else(pc.equal(passages["title"], ""), passages["text"], titled).combine_chunks()
+def _passage_texts(passages: pa.Table) -> Iterator[pa.Array]:
+    """Yield what is embedded of passages, some at a time: the title, a line break, the text."""
+    for batch in passages.to_batches():
+        titled = pc.binary_join_element_wise(batch["title"], batch["text"], "\n")
+        yield pc.if_else(pc.equal(batch["title"], ""), batch["text"], titled)
 
 
-def _texts(values: pa.Array) -> pa.Table:
-    return pa.table([values], schema=TEXT)
+def _chosen(values: Iterable[pa.Array], chosen: NDArray[np.bool_]) -> Iterator[pa.Array]:
+    start = 0
+    for part in values:
+        yield part.filter(pa.array(chosen[start : start + len(part)]))
+        start += len(part)
 
 
 def in_stage_order(quarantine: pa.Table) -> pa.Table:
@@ -524,16 +543,8 @@ def _write_tables(parts: Parts, quarantine: pa.Table, folder: Path) -> None:
     artifact.write_parquet(parts.documents, folder / "documents")
     artifact.write_parquet(parts.passages, folder / "passages")
     artifact.write_parquet(parts.extractions.cast(schemas.EXTRACTION), folder / "extractions")
-    artifact.write_parquet(parts.resolution.phrases, folder / "phrases")
-    artifact.write_parquet(parts.resolution.facts, folder / "facts")
     artifact.write_parquet(quarantine, folder / "quarantine")
-    matrix = parts.resolution.occurrence
-    artifact.write_arrays(
-        folder / "occurrence",
-        indptr=matrix.indptr.astype(np.int64),
-        indices=matrix.indices.astype(np.int32),
-        counts=matrix.data,
-    )
+    parts.resolution.move(folder)
 
 
 def _counts(parts: Parts, quarantine: pa.Table, edges: EdgeCounts) -> artifact.Counts:
@@ -553,8 +564,8 @@ def _counts(parts: Parts, quarantine: pa.Table, edges: EdgeCounts) -> artifact.C
         triples_extracted=int(triples.sum()) + _count(quarantine, "triple", "extract"),
         triples_rejected=_count(quarantine, "triple"),
         triples=parts.resolution.n_triples,
-        facts=parts.resolution.facts.num_rows,
-        phrases=parts.resolution.phrases.num_rows,
+        facts=parts.resolution.n_facts,
+        phrases=parts.resolution.n_phrases,
         **asdict(edges),
     )
 

@@ -115,6 +115,9 @@ class GraphConfig(Section):
     """Named entities become nodes too; HippoRAG keeps only the ends of triples."""
     weights: Literal["plain", "hipporag"] = "plain"
     normalisation: Literal["unicode", "hipporag"] = "unicode"
+    memory_bytes: int = Field(default=2**31, ge=2**20)
+    """Working memory to aim at when phrases and facts are numbered and the graph is built, besides some bytes
+    per phrase and passage. It changes no byte of the result."""
 
 
 class PrecomputeConfig(Section):
@@ -190,6 +193,7 @@ class Config(Section):
                 "corpus": {"path"},
                 "extract": {"path", "prompts", "base_url", "api_key_env", "concurrency", "timeout_s"},
                 "synonyms": {"memory_bytes"},
+                "graph": {"memory_bytes"},
                 "precompute": {"memory_bytes"},
                 "cluster": True,
                 "output": True,

@@ -118,6 +118,17 @@ class ShardStore:
         """Write rows as shards of ``size`` rows; never holds more than one shard."""
         return [self.write(pa.Table.from_pylist(batch, schema=schema)) for batch in _batches(rows, size)]
 
+    def write_column(self, values: Iterable[pa.Array], schema: pa.Schema, size: int) -> list[Shard]:
+        """Write one column, given in pieces, as shards of ``size`` rows; never holds more than a piece."""
+        shards: list[Shard] = []
+        waiting = schema.empty_table()
+        for piece in values:
+            waiting = pa.concat_tables([waiting, pa.table([piece], schema=schema)])
+            whole = waiting.num_rows - waiting.num_rows % size
+            shards += self.write_slices(waiting.slice(0, whole), size)
+            waiting = waiting.slice(whole)
+        return shards + self.write_slices(waiting, size)
+
     def write_slices(self, table: pa.Table, size: int) -> list[Shard]:
         """Write a table as shards of ``size`` rows."""
         starts = range(0, table.num_rows, size)

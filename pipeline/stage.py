@@ -7,6 +7,7 @@ output depends on nothing but the stage and the shard.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -114,6 +115,18 @@ def read_table(path: Path) -> pa.Table:
     """Read an Arrow IPC file, memory-mapped: what is not used of it takes no memory."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
+
+
+def joined(tables: Iterable[pa.Table], file: Path) -> pa.Table:
+    """Write tables of one schema, at least one, to one Arrow IPC file; return its rows, memory-mapped."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        sink, writer = stack.enter_context(pa.OSFile(str(file), "wb")), None
+        for table in tables:
+            if writer is None:
+                writer = stack.enter_context(pa.ipc.new_file(sink, table.schema))
+            writer.write_table(table)
+    return read_table(file)
 
 
 def table_bytes(table: pa.Table) -> pa.Buffer:

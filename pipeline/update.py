@@ -23,11 +23,19 @@ from hippoindex.pipeline.artifact import MANIFEST, Index, Manifest, open_index
 from hippoindex.pipeline.build import BuildResult, NothingToDo, Parts, Run, carry_out
 from hippoindex.pipeline.config import Config, load_config
 from hippoindex.pipeline.corpus import CorpusCounts
+from hippoindex.pipeline.merge import Resolution, combine
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.remote import is_remote
-from hippoindex.pipeline.resolve import Resolution, ResolveStage, combine, merge
+from hippoindex.pipeline.resolve import ResolveStage
 
-LOCAL = ("corpus.", "cluster.", "extract.", "synonyms.memory_bytes", "precompute.memory_bytes")
+LOCAL = (
+    "corpus.",
+    "cluster.",
+    "extract.",
+    "synonyms.memory_bytes",
+    "graph.memory_bytes",
+    "precompute.memory_bytes",
+)
 """Settings that a caller may give: where things are and how they run."""
 OF_THE_INDEX = {"corpus": True, "precompute": True}
 """Settings that may differ from those of the index without changing what is in it."""
@@ -91,7 +99,7 @@ def append(
             added = run.extract(reader, documents)
             _check_stages(old, run.store.stages)
             run.store.quarantine.insert(0, _without(old.quarantine, "synonyms"))
-            parts = _together(old, added)
+            parts = _together(old, added, run)
             run.embed(parts, folder)
         return run.assemble(parts, folder, parent=_digest(old))
 
@@ -206,7 +214,7 @@ def _check_stages(old: Index, stages: dict[str, dict[str, Any]]) -> None:
                 )
 
 
-def _together(old: Index, new: Parts) -> Parts:
+def _together(old: Index, new: Parts, run: Run) -> Parts:
     """Return the parts of an index and those of new documents after them."""
     held = _held(old)
     ids = pc.is_in(new.passages["passage_id"], value_set=old.passages["passage_id"].combine_chunks())
@@ -215,14 +223,21 @@ def _together(old: Index, new: Parts) -> Parts:
         raise InputError(
             f"The id {twice} of a new passage is also that of one in the index: rename its document"
         )
+    passages = pa.concat_tables([held.passages, new.passages])
     read = {name: value + getattr(held.read, name) for name, value in asdict(new.read).items()}
     return Parts(
         documents=new.documents,  # those known are among them
         read=CorpusCounts(**read),
         passages_made=held.passages_made + new.passages_made,
-        passages=pa.concat_tables([held.passages, new.passages]),
+        passages=passages,
         extractions=pa.concat_tables([held.extractions, new.extractions]),
-        resolution=combine(held.resolution, new.resolution),
+        resolution=combine(
+            held.resolution,
+            new.resolution,
+            passages["passage_id"].combine_chunks(),
+            run.store.folder / "combined",
+            memory_bytes=run.config.graph.memory_bytes,
+        ),
     )
 
 
@@ -240,7 +255,7 @@ def _held(old: Index) -> Parts:
         passages_made=counts.passages_made,
         passages=old.passages,
         extractions=old.extractions,
-        resolution=Resolution(old.phrases, old.facts, old.fact_ends, old.occurrence, counts.triples),
+        resolution=Resolution(old.reader, counts.phrases, counts.facts, counts.passages, counts.triples),
     )
 
 
@@ -277,7 +292,7 @@ def _remainder(old: Index, gone: pa.Array, run: Run) -> Parts:
         - int(pc.sum(pc.equal(lost["kind"], "passage"), min_count=0).as_py()),
         passages=passages,
         extractions=extractions,
-        resolution=merge([shard.read() for shard in resolved], passages["passage_id"].combine_chunks()),
+        resolution=run.merge(resolved, passages["passage_id"].combine_chunks()),
     )
 
 

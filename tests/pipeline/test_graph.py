@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hippoindex.errors import KernelError
+from hippoindex.kernels.ppr import Graph
 from hippoindex.kernels.simjoin import Pairs
+from hippoindex.pipeline import artifact
 from hippoindex.pipeline.config import GraphConfig
-from hippoindex.pipeline.graph import build_graph
+from hippoindex.pipeline.graph import EdgeCounts, Occurrence, build_graph
 
 N = 6
 pairs = st.tuples(st.integers(0, N - 1), st.integers(0, N - 1))
 facts = st.lists(st.tuples(pairs, st.integers(1, 3)), max_size=12)
 synonyms = st.sets(pairs.filter(lambda p: p[0] < p[1]), max_size=6)
 occurrences = st.sets(st.tuples(st.integers(0, N - 1), st.integers(0, 2)), max_size=10)
+
+
+def built(
+    ends: np.ndarray, counts: np.ndarray, matrix: sp.csr_matrix, synonyms: Pairs, config: GraphConfig
+) -> tuple[Graph, EdgeCounts]:
+    """Return the graph, copied into memory."""
+    matrix.sort_indices()
+    occurrence = Occurrence(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.shape[1])
+    with tempfile.TemporaryDirectory() as folder:
+        graph, edges = build_graph(Path(folder) / "graph", ends, counts, occurrence, synonyms, config)
+        return Graph(*(np.array(array) for array in (graph.indptr, graph.indices, graph.weights))), edges
 
 
 @pytest.mark.parametrize("weights", ["plain", "hipporag"])
@@ -34,9 +53,9 @@ def test_weights(
     cosine = np.linspace(0.8, 0.95, len(first)).astype(np.float32)
     rows, columns = ([p[i] for p in occurrences] for i in (0, 1))
     occurrence = sp.csr_matrix(([2] * len(rows), (rows, columns)), shape=(N, 3), dtype=np.int32)
-    graph, counts = build_graph(
+    graph, counts = built(
         np.array([ends for ends, _ in facts], dtype=np.int64).reshape(-1, 2),
-        np.array([count for _, count in facts], dtype=np.int64),
+        np.array([count for _, count in facts], dtype=np.int32),
         occurrence,
         Pairs(first, second, cosine),
         GraphConfig(weights=weights),
@@ -64,3 +83,54 @@ def test_weights(
     assert counts.synonym_edges == len(synonyms)
     assert counts.passage_edges == len(occurrences)
     assert counts.graph_edges == graph.n_edges == np.count_nonzero(np.triu(expected))
+
+
+def random_parts(seed: int, n: int, facts: int, n_passages: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    ends = np.minimum(rng.integers(0, n, (facts, 2)), rng.integers(0, n, (facts, 2)))
+    counts = rng.choice([1, 2, 3, 2**24 + 1], facts).astype(np.int32)
+    pairs = np.unique(np.sort(rng.integers(0, n, (facts, 2)), axis=1), axis=0)
+    pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+    synonyms = Pairs(pairs[:, 0], pairs[:, 1], rng.uniform(0.8, 1.0, len(pairs)).astype(np.float32))
+    occurrence = sp.random(n, n_passages, 0.1, "csr", rng=rng).astype(bool).astype(np.int32)
+    return ends, counts, occurrence, synonyms
+
+
+@pytest.mark.parametrize("weights", ["plain", "hipporag"])
+@pytest.mark.parametrize("cell_budget", [1, 100, 2**20])
+def test_blocks_do_not_change_a_byte(
+    slow: ModuleType, monkeypatch: pytest.MonkeyPatch, weights: Any, cell_budget: int
+) -> None:
+    monkeypatch.setattr("hippoindex.pipeline.graph.CELL_BYTES", 2**20 // cell_budget)
+    monkeypatch.setattr("hippoindex.pipeline.graph.EDGES_AT_ONCE", 37)
+    for seed, size in enumerate([(60, 400, 30), (300, 500, 80), (5, 0, 3)]):
+        ends, counts, occurrence, synonyms = random_parts(seed, *size)
+        config = GraphConfig(weights=weights, memory_bytes=2**20)
+        graph, edges = built(ends, counts, occurrence, synonyms, config)
+        whole = slow.Whole(None, pa.table({"count": counts}), ends, occurrence, 0)
+        expected, expected_edges = slow.build_graph(whole, synonyms, config)
+        for name in ("indptr", "indices", "weights"):
+            got, reference = getattr(graph, name), getattr(expected, name)
+            assert got.dtype == reference.dtype
+            assert np.array_equal(got, reference)
+        assert edges == expected_edges
+
+
+@pytest.mark.parametrize(("ends", "pair"), [([[0, 6]], (0, 1)), ([[-1, 0]], (0, 1)), ([[0, 1]], (5, 6))])
+def test_edges_to_nowhere_are_refused(ends: list[list[int]], pair: tuple[int, int]) -> None:
+    synonyms = Pairs(np.array(pair[:1]), np.array(pair[1:]), np.array([0.9], np.float32))
+    nothing = sp.csr_matrix((N, 3), dtype=np.int32)
+    with pytest.raises(KernelError, match=r"0 joins phrases .*; phrases are 0\.\.5"):
+        built(np.array(ends), np.ones(1, np.int32), nothing, synonyms, GraphConfig())
+
+
+@pytest.mark.parametrize(("values", "shape"), [([], ()), ([1, 2, 3], ()), ([[1, 2], [3, 4]], (2,))])
+def test_arrays_written_piece_by_piece_are_those_of_numpy(
+    tmp_path: Path, values: list[Any], shape: tuple[int, ...]
+) -> None:
+    array = np.array(values, np.int32).reshape(-1, *shape)
+    with artifact.ArrayWriter(tmp_path / "a.npy", np.int32, shape) as writer:
+        for row in array:
+            writer.append(row[None])
+    np.save(tmp_path / "b.npy", array)
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
