@@ -9,14 +9,14 @@ is built, with no synonym edges.
   lie in an index. ``merge_s`` and ``graph_s`` are its two parts.
 - ``HippoRAG`` is its way: ids are MD5 digests of phrases; every triple raises the weight of both ordered
   pairs in one dictionary of tuples, every phrase of a passage sets one; then edge by edge into lists, and
-  from there into igraph by names. Triples are in memory as tuples of strings. Of that, ``hash_s`` is MD5.
+  from there into igraph by names. Triples are in memory as tuples of strings. MD5 takes ``hash_s`` of it.
   Sizes above 1,000,000 are left out: they do not fit.
 - ``resolve`` is the stage before, in one process: normalising and hashing.
 
 Both graphs must have the same edges and weights: ``digest`` is that of the edges, sorted, with weights in
 float64, parallel edges summed. Every run has a process of its own, after a small run that compiles what is
-compiled. ``peak_bytes`` is the largest resident set of the process, mapped files and about 0.25 GiB of
-interpreter and libraries included.
+compiled. ``cpu_s`` counts all threads. ``peak_bytes`` is the largest resident set of the process, mapped
+files and about 0.25 GiB of interpreter and libraries included.
 
 Exits with 1 if digests differ or, in a full run, if a goal is missed.
 """
@@ -155,8 +155,10 @@ def by_hippoindex(folder: Path, n_triples: int, memory_bytes: int) -> dict[str, 
             ResolveStage(config).open()(triples.extraction(WARM, 0)).rows, Path(temporary) / "small.arrow"
         )
         build([Path(temporary) / "small.arrow"], Path(temporary) / "warm", config)
+        used = time.process_time()
         graph, times = build(sorted(folder.glob("*.arrow")), Path(temporary) / "index", config)
-        made = result(n_triples, "hippoindex", sum(times.values()), "", **times, edges=graph.n_edges)
+        more = {"cpu_s": round(time.process_time() - used, 3), **times, "edges": graph.n_edges}
+        made = result(n_triples, "hippoindex", sum(times.values()), "", **more)
         return made | {"digest": digest_of(graph)}
 
 
@@ -175,9 +177,10 @@ def build(shards: list[Path], folder: Path, config: GraphConfig) -> tuple[Graph,
 def by_hipporag(folder: Path, n_triples: int) -> dict[str, Any]:
     shards = sorted(folder.glob("*.arrow"))
     extracted = [passage for shard in shards for passage in triples_of(read_table(shard))]
-    graph, times = hipporag_graph(extracted)
-    seconds = sum(times.values())
-    made = result(n_triples, "HippoRAG", seconds, "", hash_s=times["hash_s"])
+    used = time.process_time()
+    graph, seconds = hipporag_graph(extracted)
+    used = time.process_time() - used
+    made = result(n_triples, "HippoRAG", seconds, "", cpu_s=round(used, 3), hash_s=hash_seconds(extracted))
     edges = hipporag_edges(graph, extracted)
     return made | {"digest": edge_digest([edges]), "edges": len(edges[0])}
 
@@ -195,35 +198,56 @@ def md5_id(text: str, prefix: str) -> str:
     return prefix + hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def hipporag_graph(extracted: list[list[tuple[str, str, str]]]) -> tuple[Any, dict[str, float]]:
-    """Build an igraph graph with HippoRAG's data structures and loops; times of hashing and of the rest.
+def hash_seconds(extracted: list[list[tuple[str, str, str]]]) -> float:
+    """Return how long it takes to hash what HippoRAG hashes: ends of triples, then phrases of passages."""
+    start = time.perf_counter()
+    for passage in extracted:
+        for subject, _, obj in passage:
+            md5_id(subject, "entity-")
+            md5_id(obj, "entity-")
+        for phrase in phrases_of(passage):
+            md5_id(phrase, "entity-")
+    return round(time.perf_counter() - start, 3)
 
-    Hashing is done beforehand here, so that its share is known; what is hashed and how often is theirs: both
-    ends of every triple, and every phrase of every passage again.
-    """
+
+def hipporag_graph(extracted: list[list[tuple[str, str, str]]]) -> tuple[Any, float]:
+    """Build an igraph graph with HippoRAG's data structures and loops; return it and the seconds it took."""
     import igraph
 
+    rows = node_rows(extracted)
     start = time.perf_counter()
-    ends = [[(md5_id(s, "entity-"), md5_id(o, "entity-")) for s, _, o in passage] for passage in extracted]
-    mentioned = [[md5_id(phrase, "entity-") for phrase in phrases_of(passage)] for passage in extracted]
-    passages = [md5_id(str(number), "chunk-") for number in range(len(extracted))]
-    hashed = time.perf_counter()
+    weights = hipporag_weights(extracted)
+    graph = igraph.Graph(directed=False)
+    attributes: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        for key, value in {**row, "name": name}.items():
+            attributes.setdefault(key, []).append(value)
+    graph.add_vertices(len(rows), attributes=attributes)
+    add_hipporag_edges(graph, weights)
+    end = time.perf_counter()
+    return graph, end - start
+
+
+def hipporag_weights(extracted: list[list[tuple[str, str, str]]]) -> dict[tuple[str, str], float]:
     weights: dict[tuple[str, str], float] = {}
     passages_of: dict[str, set[str]] = {}
-    for passage, pairs in zip(passages, ends, strict=True):
-        found = set()
-        for a, b in pairs:
+    for number, triples_here in enumerate(extracted):
+        passage, found = md5_id(str(number), "chunk-"), set()
+        for subject, _, obj in triples_here:
+            a, b = md5_id(subject, "entity-"), md5_id(obj, "entity-")
             weights[a, b] = weights.get((a, b), 0.0) + 1
             weights[b, a] = weights.get((b, a), 0.0) + 1
             found.update((a, b))
         for entity in found:
             passages_of[entity] = passages_of.get(entity, set()).union({passage})
-    for passage, entities in zip(passages, mentioned, strict=True):
-        for entity in entities:
-            weights[passage, entity] = 1.0
-    graph = igraph.Graph(directed=False)
-    names = [*passages_of, *passages]
-    graph.add_vertices(len(names), attributes={"name": names})
+    for number, triples_here in enumerate(extracted):
+        passage = md5_id(str(number), "chunk-")
+        for phrase in phrases_of(triples_here):
+            weights[passage, md5_id(phrase, "entity-")] = 1.0
+    return weights
+
+
+def add_hipporag_edges(graph: Any, weights: dict[tuple[str, str], float]) -> None:
     forwards: dict[str, dict[str, float]] = defaultdict(dict)
     backwards: dict[str, dict[str, float]] = defaultdict(dict)
     sources, targets, metadata = [], [], []
@@ -242,8 +266,14 @@ def hipporag_graph(extracted: list[list[tuple[str, str, str]]]) -> tuple[Any, di
             edges.append((a, b))
             values.append(data.get("weight", 1.0))
     graph.add_edges(edges, attributes={"weight": values})
-    end = time.perf_counter()
-    return graph, {"hash_s": round(hashed - start, 3), "loops_s": round(end - hashed, 3)}
+
+
+def node_rows(extracted: list[list[tuple[str, str, str]]]) -> dict[str, dict[str, str]]:
+    """Return what its tables hold of each node by then."""
+    phrases = dict.fromkeys(phrase for passage in extracted for phrase in phrases_of(passage))
+    texts = {md5_id(phrase, "entity-"): phrase for phrase in phrases}
+    texts |= {md5_id(str(number), "chunk-"): str(number) for number in range(len(extracted))}
+    return {name: {"hash_id": name, "content": text} for name, text in texts.items()}
 
 
 def phrases_of(passage: list[tuple[str, str, str]]) -> set[str]:

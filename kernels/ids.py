@@ -6,6 +6,8 @@ few places of where it belongs. Nothing depends on that but the speed.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +53,92 @@ def ranks(sorted_ids: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray
     least = sorted_ids[0]
     shift = _shift(int(sorted_ids[-1] - least), len(sorted_ids))
     return _ranks(sorted_ids, _bucket_starts(sorted_ids, least, shift), least, shift, wanted)
+
+
+def begins(sorted_ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return whether each of sorted ids is the first of its kind, shape (M,)."""
+    new = np.ones(len(sorted_ids), bool)
+    np.not_equal(sorted_ids[1:], sorted_ids[:-1], out=new[1:])
+    return new
+
+
+def ascending(ids: NDArray[np.uint64], *, strictly: bool = True) -> bool:
+    """Return whether ids ascend, ``strictly`` without repetitions."""
+    compare = np.less if strictly else np.less_equal
+    return bool(compare(ids[:-1], ids[1:]).all())
+
+
+class Groups(NamedTuple):
+    """Rows with equal ids.
+
+    Attributes
+    ----------
+    ids : ndarray of uint64, shape (groups,)
+    firsts : ndarray of int64, shape (groups,)
+        The first row of each.
+    others, first_of_others : ndarray of int64, shape (M - groups,)
+        All other rows, and the first one of the group of each.
+    """
+
+    ids: NDArray[np.uint64]
+    firsts: NDArray[np.int64]
+    others: NDArray[np.int64]
+    first_of_others: NDArray[np.int64]
+
+
+def groups(sorted_ids: NDArray[np.uint64], order: NDArray[np.int64]) -> Groups:
+    """Bring together the rows of equal ids, as :func:`stable_order` has sorted them."""
+    return Groups(*_groups(sorted_ids, order))
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _groups(
+    sorted_ids: NDArray, order: NDArray
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    n = sorted_ids.shape[0]
+    n_groups = 0
+    for i in range(n):
+        n_groups += i == 0 or sorted_ids[i] != sorted_ids[i - 1]
+    ids, firsts = np.empty(n_groups, np.uint64), np.empty(n_groups, np.int64)
+    others, first_of_others = np.empty(n - n_groups, np.int64), np.empty(n - n_groups, np.int64)
+    group = -1
+    for i in range(n):
+        if i == 0 or sorted_ids[i] != sorted_ids[i - 1]:
+            group += 1
+            ids[group], firsts[group] = sorted_ids[i], order[i]
+        else:
+            others[i - 1 - group], first_of_others[i - 1 - group] = order[i], firsts[group]
+    return ids, firsts, others, first_of_others
+
+
+@numba.njit(cache=True, error_model="numpy")
+def cells(
+    sorted_ids: NDArray[np.uint64], passages: NDArray[np.int32], counts: NDArray[np.int32]
+) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]:
+    """Sum the counts of each id in each passage.
+
+    Parameters
+    ----------
+    sorted_ids : ndarray of uint64, shape (M,)
+    passages : ndarray of int32, shape (M,)
+        Ascending among those of one id.
+    counts : ndarray of int32, shape (M,)
+
+    Returns
+    -------
+    ids : ndarray of uint64, shape (cells,)
+    passages, counts : ndarray of int32, shape (cells,)
+    """
+    n = sorted_ids.shape[0]
+    ids, places, sums = np.empty(n, np.uint64), np.empty(n, np.int32), np.empty(n, np.int32)
+    last = -1
+    for i in range(n):
+        if last >= 0 and sorted_ids[i] == ids[last] and passages[i] == places[last]:
+            sums[last] += counts[i]
+        else:
+            last += 1
+            ids[last], places[last], sums[last] = sorted_ids[i], passages[i], counts[i]
+    return ids[: last + 1], places[: last + 1], sums[: last + 1]
 
 
 def _shift(span: int, count: int) -> np.uint64:

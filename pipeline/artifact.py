@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -315,7 +316,8 @@ class TableWriter:
     """Context manager that writes a table of any length as ``part-NNNNN.parquet`` files.
 
     A part has :data:`ROWS_PER_FILE` rows, the last one what is left; a table without rows has one part. The
-    bytes do not depend on how the table is cut into what is appended.
+    bytes do not depend on how the table is cut into what is appended. Parts are written in another thread,
+    one at a time.
 
     Parameters
     ----------
@@ -337,13 +339,18 @@ class TableWriter:
         self._waiting: list[pa.Table] = []
         self._n_waiting = 0
         self._n_parts = 0
+        self._background = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and (self._n_waiting or not self._n_parts):
-            self._write(self._n_waiting)
+        with self._background:
+            if kind is None:
+                if self._n_waiting or not self._n_parts:
+                    self._write(self._n_waiting)
+                self._wait()
 
     def append(self, table: pa.Table) -> None:
         """Append rows."""
@@ -357,10 +364,19 @@ class TableWriter:
         part = table.slice(0, n_rows).combine_chunks()  # else bytes depend on how it was made
         self._waiting = [table.slice(n_rows)]
         self._n_waiting -= n_rows
-        if self._finish is not None:
-            part = self._finish(part)
-        pq.write_table(part, self._folder / f"part-{self._n_parts:05d}.parquet", compression="zstd")
+        self._wait()
+        file = self._folder / f"part-{self._n_parts:05d}.parquet"
+        self._writing = self._background.submit(self._write_part, part, file)
         self._n_parts += 1
+
+    def _write_part(self, part: pa.Table, file: Path) -> None:
+        finished = part if self._finish is None else self._finish(part)
+        pq.write_table(finished, file, compression="zstd")
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
 
 def write_parquet(table: pa.Table, folder: Path) -> None:

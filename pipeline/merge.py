@@ -28,7 +28,6 @@ from hippoindex.pipeline import artifact, schemas
 from hippoindex.pipeline.blocks import row_blocks
 from hippoindex.pipeline.graph import Occurrence
 from hippoindex.pipeline.resolve import RESOLVED
-from hippoindex.pipeline.stage import read_table
 from hippoindex.reader import Reader
 
 TABLES = ("phrases", "facts", "occurrence")
@@ -42,7 +41,7 @@ MAX_PARTITIONS = 128
 """Each has four files open."""
 BLOCK_SHARE = 16
 """Blocks are this part of the budget."""
-MAX_BLOCK_BYTES = 2**26
+MAX_BLOCK_BYTES, MAX_BLOCK_SHARDS = 2**26, 4096
 HELD_CELL_BYTES, HELD_ROW_BYTES = 16, 64
 """Estimates for what an index holds: of a cell of the occurrence matrix, of a phrase or a fact."""
 
@@ -160,6 +159,8 @@ def merge(shards: Sequence[Path], passage_ids: pa.Array, folder: Path, *, memory
                 raise HippoIndexError("Resolved shards do not hold the passages of the index in their order")
             merger.add(table, first)
             first += table.num_rows
+            del table  # before the next one is read
+            pa.default_memory_pool().release_unused()
         if first != len(passage_ids):
             raise HippoIndexError("Resolved shards do not hold the passages of the index in their order")
         return merger.finish()
@@ -270,6 +271,7 @@ class _Merger:
         """Write the tables and arrays."""
         ids = self._write_phrases()
         n_facts, n_triples = self._write_facts(ids)
+        pa.default_memory_pool().release_unused()
         names: dict[str, Any] = {
             file.relative_to(self._folder).as_posix(): {}
             for table in TABLES
@@ -397,14 +399,9 @@ class _Groups:
     ) -> None:
         """Add mentions in passage order, the same passage in one call alone."""
         order, ids = id_kernels.stable_order(ids)
-        new = _begins(ids)
-        places = pa.array(order)
-        values = self._of_groups(new, [column.take(places) for column in values])
-        passages = passages[order]
-        cells = np.flatnonzero(new | np.r_[True, passages[1:] != passages[:-1]][: len(new)])
-        self.add_rows(ids[new], values)
-        if len(cells):
-            self.add_cells(ids[cells], passages[cells], np.add.reduceat(counts[order], cells))
+        groups = id_kernels.groups(ids, order)
+        self.add_rows(groups.ids, self._first_of_each(groups, values))
+        self.add_cells(*id_kernels.cells(ids, passages[order], counts[order]))
 
     def add_rows(self, ids: NDArray[np.uint64], values: list[pa.Array]) -> None:
         """Add rows with ascending distinct ids."""
@@ -434,30 +431,33 @@ class _Groups:
                 yield group
 
     def _group(self, rows: pa.Table, cells: pa.Table) -> _Group:
-        order, ids = id_kernels.stable_order(rows["id"].to_numpy())
-        places, new = pa.array(order), _begins(ids)
-        values = self._of_groups(new, [_dense(rows[name]).take(places) for name in rows.column_names[1:]])
-        order, cell_ids = id_kernels.stable_order(cells["id"].to_numpy())
-        starts = np.r_[np.flatnonzero(_begins(cell_ids)), len(order)]
-        if not np.array_equal(cell_ids[starts[:-1]], ids[new]):
+        ids, values = rows["id"].to_numpy(), [_dense(rows[name]) for name in rows.column_names[1:]]
+        if not id_kernels.ascending(ids):  # more than one run
+            order, ids = id_kernels.stable_order(ids)
+            groups = id_kernels.groups(ids, order)
+            ids, values = groups.ids, self._first_of_each(groups, values)
+        cell_ids, passages, counts = (cells[name].to_numpy() for name in cells.column_names)
+        if not id_kernels.ascending(cell_ids, strictly=False):
+            order, cell_ids = id_kernels.stable_order(cell_ids)
+            passages, counts = passages[order], counts[order]
+        starts = np.append(np.flatnonzero(id_kernels.begins(cell_ids)), len(cell_ids))
+        if not np.array_equal(cell_ids[starts[:-1]], ids):
             raise HippoIndexError(
                 f"There are {self._what} without a passage: the index is damaged, build it anew"
             )
-        passages, counts = (cells[name].to_numpy()[order] for name in ("passage", "count"))
-        return _Group(ids[new], values, starts, passages, counts)
+        return _Group(ids, values, starts, passages, counts)
 
-    def _of_groups(self, new: NDArray[np.bool_], values: list[pa.Array]) -> list[pa.Array]:
-        """Return the values of the first row of each group of equal ids; the others must have the same."""
-        if new.all():
-            return values
-        for column in values:
-            differs = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
-            where = np.flatnonzero(differs.to_numpy(zero_copy_only=False) & ~new[1:])
-            if len(where):
-                a, b = (column[int(where[0]) + place].as_py() for place in (0, 1))
+    def _first_of_each(self, groups: id_kernels.Groups, values: list[pa.Array]) -> list[pa.Array]:
+        """Return the values of the first row of each group; the others must have the same."""
+        others, firsts = pa.array(groups.others), pa.array(groups.first_of_others)
+        for column in values if len(others) else ():
+            differs = pc.not_equal(column.take(others), column.take(firsts))
+            where = pc.index(differs, True).as_py()
+            if where >= 0:
+                a, b = (column[places[where].as_py()].as_py() for places in (firsts, others))
                 raise HippoIndexError(f"Two different {self._what} have the same 64-bit id: {a!r} and {b!r}")
-        mask = pa.array(new)
-        return [column.filter(mask) for column in values]
+        places = pa.array(groups.firsts)
+        return [column.take(places) for column in values]
 
     def close(self) -> None:
         """Close all files."""
@@ -506,7 +506,7 @@ def _blocks(shards: Sequence[Path], n_bytes: int) -> Iterator[pa.Table]:
     waiting: list[Path] = []
     size = 0
     for shard in shards:
-        if waiting and size + shard.stat().st_size > n_bytes:
+        if waiting and (size + shard.stat().st_size > n_bytes or len(waiting) == MAX_BLOCK_SHARDS):
             yield _read(waiting)
             waiting, size = [], 0
         waiting.append(shard)
@@ -516,14 +516,16 @@ def _blocks(shards: Sequence[Path], n_bytes: int) -> Iterator[pa.Table]:
 
 
 def _read(shards: list[Path]) -> pa.Table:
-    return pa.concat_tables([RESOLVED.empty_table(), *map(read_table, shards)]).combine_chunks()
+    return pa.concat_tables([RESOLVED.empty_table(), *map(_mapped, shards)]).combine_chunks()
 
 
-def _begins(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether each of sorted ids is the first of its kind."""
-    return np.r_[True, ids[1:] != ids[:-1]][: len(ids)]
+def _mapped(file: Path) -> pa.Table:
+    with pa.memory_map(str(file)) as source:
+        return pa.ipc.open_file(source).read_all()
 
 
 def _dense(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    """Return a column as one array, copied only where it has several chunks."""
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -79,6 +79,19 @@ def test_appending_gives_the_bytes_of_a_full_build(
 
 
 @pytest.mark.slow
+def test_synonym_weights_do_not_grow_with_appends(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+    settings = ["synonyms.threshold=0.6", "precompute.enabled=false", "graph.memory_bytes=1048576"]
+    paths = [write(tmp_path / f"{number}.jsonl", records[2 * number :][:2]) for number in range(5)]
+    whole = open_index(build(paths, tmp_path / "whole", *settings))
+    grown = build(paths[:1], tmp_path / "grown", *settings)
+    for path in paths[1:]:
+        assert append(grown, [path], cluster__workers=1) is not None
+    assert whole.manifest.counts.synonym_edges > 5
+    for name in ("indptr", "indices", "weights"):
+        assert np.array_equal(getattr(open_index(grown).graph, name), getattr(whole.graph, name))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [TRICKY, ["chunk.max_tokens=48", "chunk.overlap_tokens=8"]])
 def test_deleting_gives_the_bytes_of_a_build_over_the_rest(
     tmp_path: Path, records: list[dict[str, Any]], data_of: Digests, overrides: list[str]

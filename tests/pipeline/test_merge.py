@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import subprocess
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -260,3 +264,58 @@ def test_ranks_are_those_of_a_binary_search(ids: np.ndarray, wanted: np.ndarray)
     place = {number: rank for rank, number in enumerate(held.tolist())}
     everything = np.concatenate([ids, wanted])
     assert ranks(held, everything).tolist() == [place.get(number, -1) for number in everything.tolist()]
+
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[ModuleType]:
+    """The benchmark as a module; its folder leaves the path again, where its names could hide others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module("graph_build")
+        for name in ("graph_build", "triples", "common"):
+            patch.delitem(sys.modules, name)
+
+
+def test_the_graph_is_that_of_hipporags_loops(tmp_path: Path, benchmark: ModuleType) -> None:
+    made = benchmark.by_resolving(tmp_path / "shards", 3_000)
+    ours = benchmark.by_hippoindex(tmp_path / "shards", 3_000, LARGE)
+    theirs = benchmark.by_hipporag(tmp_path / "shards", 3_000)
+    assert benchmark.agree([made, ours, theirs])
+    assert ours["edges"] == theirs["edges"] > 3_000
+    assert not benchmark.agree([ours, theirs | {"digest": "another"}])
+    assert len(benchmark.markdown([made, ours, theirs]).splitlines()) == 5
+
+
+def test_extractions_have_the_shape_that_they_are_said_to_have(benchmark: ModuleType) -> None:
+    n_triples = 60_000
+    triples = benchmark.triples
+    parts = [triples.extraction(n_triples, number) for number in range(triples.n_shards(n_triples))]
+    table = pa.concat_tables(parts)
+    assert parts[0].equals(triples.extraction(n_triples, 0))
+    assert table.num_rows == triples.n_passages(n_triples) == len(set(table["passage_id"].to_pylist()))
+    extracted = table["triples"].combine_chunks()
+    assert len(extracted.flatten()) == n_triples
+    hub = triples.phrase_texts(np.array([0]))[0].as_py()
+    holders = sum(any(hub in triple.values() for triple in row.as_py()) for row in extracted)
+    assert 0.006 < holders / table.num_rows < 0.01  # a hub may be in no triple of its passage
+    assert len(set(triples.WORDS.to_pylist())) == len(triples.WORDS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's figures of memory")
+def test_a_million_triples_fit_a_small_budget_and_make_the_same_bytes(
+    tmp_path: Path, benchmark: ModuleType
+) -> None:
+    benchmark.by_resolving(tmp_path / "shards", 1_000_000)
+    found = {}
+    for budget in (2**24, LARGE):
+        (tmp_path / str(budget)).mkdir()
+        script = [sys.executable, Path(__file__).with_name("merge_memory.py"), tmp_path / "shards"]
+        command = [*map(str, script), str(tmp_path / str(budget)), str(budget), str(2**16)]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found[budget] = json.loads(output)
+    assert found[2**24]["digest"] == found[LARGE]["digest"]
+    assert found[2**24]["taken_bytes"] < 120 * 2**20 < 0.7 * found[LARGE]["taken_bytes"]
