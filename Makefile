@@ -41,6 +41,7 @@ bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's ta
 	$(BIN)/python benchmarks/ppr.py --markdown
 	$(BIN)/python benchmarks/simjoin.py --markdown
 	$(BIN)/python benchmarks/updates.py
+	$(BIN)/python benchmarks/graph_build.py --markdown
 	$(BIN)/python benchmarks/readme_table.py
 
 faults: $(VENV)/.dev  ## Kill, interrupt and starve runs at random; the index must come out the same.
