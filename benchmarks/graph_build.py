@@ -58,8 +58,8 @@ from hippoindex.pipeline.graph import build_graph
 from hippoindex.pipeline.merge import merge
 from hippoindex.pipeline.normalise import phrase_id
 from hippoindex.pipeline.resolve import ResolveStage
-from hippoindex.pipeline.shards import column
-from hippoindex.pipeline.stage import read_table, write_table
+from hippoindex.pipeline.shards import Shard, column
+from hippoindex.pipeline.stage import read_table, table_bytes
 
 QUICK, FULL = (100_000,), (1_000_000, 10_000_000, 100_000_000)
 HIPPORAG_MOST = 1_000_000
@@ -144,17 +144,16 @@ def by_resolving(folder: Path, n_triples: int) -> dict[str, Any]:
         rows = process(shard).rows
         seconds += time.perf_counter() - start
         digest.update(rows["facts"].combine_chunks().flatten().field("fact_id").to_numpy().tobytes())
-        write_table(rows, folder / f"{number:06d}.arrow")
+        (folder / f"{number:06d}.arrow").write_bytes(table_bytes(rows))
     return result(n_triples, "resolve", seconds, digest.hexdigest()[:16])
 
 
 def by_hippoindex(folder: Path, n_triples: int, memory_bytes: int) -> dict[str, Any]:
     config = GraphConfig(weights="hipporag", memory_bytes=memory_bytes)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        write_table(
-            ResolveStage(config).open()(triples.extraction(WARM, 0)).rows, Path(temporary) / "small.arrow"
-        )
-        build([Path(temporary) / "small.arrow"], Path(temporary) / "warm", config)
+        small = Path(temporary) / "small.arrow"
+        small.write_bytes(table_bytes(ResolveStage(config).open()(triples.extraction(WARM, 0)).rows))
+        build([small], Path(temporary) / "warm", config)
         used = time.process_time()
         graph, times = build(sorted(folder.glob("*.arrow")), Path(temporary) / "index", config)
         more = {"cpu_s": round(time.process_time() - used, 3), **times, "edges": graph.n_edges}
@@ -165,7 +164,7 @@ def by_hippoindex(folder: Path, n_triples: int, memory_bytes: int) -> dict[str, 
 def build(shards: list[Path], folder: Path, config: GraphConfig) -> tuple[Graph, dict[str, float]]:
     """Build the graph of resolved shards; the times of both parts."""
     start = time.perf_counter()
-    passage_ids = column(shards, "passage_id")
+    passage_ids = column([Shard(path.name, "", path) for path in shards], "passage_id")
     numbered = merge(shards, passage_ids, folder, memory_bytes=config.memory_bytes)
     middle = time.perf_counter()
     parts = numbered.fact_ends, numbered.fact_counts, numbered.occurrence

@@ -28,6 +28,7 @@ from hippoindex.pipeline import artifact, schemas
 from hippoindex.pipeline.blocks import row_blocks
 from hippoindex.pipeline.graph import Occurrence
 from hippoindex.pipeline.resolve import RESOLVED
+from hippoindex.pipeline.stage import read_table
 from hippoindex.reader import Reader
 
 TABLES = ("phrases", "facts", "occurrence")
@@ -516,12 +517,7 @@ def _blocks(shards: Sequence[Path], n_bytes: int) -> Iterator[pa.Table]:
 
 
 def _read(shards: list[Path]) -> pa.Table:
-    return pa.concat_tables([RESOLVED.empty_table(), *map(_mapped, shards)]).combine_chunks()
-
-
-def _mapped(file: Path) -> pa.Table:
-    with pa.memory_map(str(file)) as source:
-        return pa.ipc.open_file(source).read_all()
+    return pa.concat_tables([RESOLVED.empty_table(), *map(read_table, shards)]).combine_chunks()
 
 
 def _dense(column: pa.ChunkedArray | pa.Array) -> pa.Array:

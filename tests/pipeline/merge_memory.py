@@ -14,14 +14,15 @@ from hippoindex.pipeline import artifact
 from hippoindex.pipeline.config import GraphConfig
 from hippoindex.pipeline.graph import build_graph
 from hippoindex.pipeline.merge import TABLES, merge
-from hippoindex.pipeline.shards import column
+from hippoindex.pipeline.shards import Shard, column
 
 NO_SYNONYMS = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 def build(shards: list[Path], folder: Path, memory_bytes: int) -> None:
     config = GraphConfig.model_construct(weights="plain", memory_bytes=memory_bytes)
-    made = merge(shards, column(shards, "passage_id"), folder, memory_bytes=memory_bytes)
+    passage_ids = column([Shard(path.name, "", path) for path in shards], "passage_id")
+    made = merge(shards, passage_ids, folder, memory_bytes=memory_bytes)
     build_graph(folder / "graph", made.fact_ends, made.fact_counts, made.occurrence, NO_SYNONYMS, config)
 
 

@@ -28,7 +28,7 @@ from hippoindex.pipeline.config import GraphConfig
 from hippoindex.pipeline.merge import Resolution
 from hippoindex.pipeline.normalise import phrase_id, unicode_phrase
 from hippoindex.pipeline.resolve import RESOLVED, ResolveStage
-from hippoindex.pipeline.stage import write_table
+from hippoindex.pipeline.stage import table_bytes
 
 SMALL, LARGE = 1, 2**31
 """A budget for as many partitions as there can be, and one for a single partition."""
@@ -60,7 +60,7 @@ def merged(shards: Sequence[pa.Table], ids: pa.Array, folder: Path, memory_bytes
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{number}.arrow" for number in range(len(shards))]
     for file, shard in zip(files, shards, strict=True):
-        write_table(shard, file)
+        file.write_bytes(table_bytes(shard))
     return merge.merge(files, ids, folder / "merged", memory_bytes=memory_bytes)
 
 
