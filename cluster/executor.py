@@ -7,23 +7,24 @@ and in any order. An executor makes one worker per process, feeds it tasks, and 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Generic, Literal, NoReturn, Protocol, Self, TypeVar
+from typing import Generic, Literal, NoReturn, Protocol, Self
 
 import structlog
 
+from hippoindex.cluster.task_queue import Limits, Resources, T, Task, TaskQueue, describe
 from hippoindex.cluster.usage import available_cores
 from hippoindex.errors import ExecutorError, HippoIndexError, UsageError
 
@@ -33,23 +34,11 @@ _log = structlog.get_logger(__name__)
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 #: How long a worker without work may take to end before it is killed.
 _EXIT_TIMEOUT_S = 10.0
-#: Shards named in a message.
-_MAX_NAMED = 20
+#: A worker needs one core, where nothing else is said.
+ONE_CORE = Resources()
+#: Three attempts, and no limit of time.
+DEFAULT_LIMITS = Limits()
 
-
-class Task(Protocol):
-    """One unit of work: any object that can be pickled and has a number.
-
-    An attribute ``input``, where there is one, is named in error messages beside the number.
-    """
-
-    @property
-    def index(self) -> int:
-        """Number of the task within its run."""
-        ...
-
-
-T = TypeVar("T", bound=Task)
 Worker = Callable[[T], None]
 """Processes one task and writes its output."""
 WorkerFactory = Callable[[], Worker[T]]
@@ -74,11 +63,18 @@ class Executor(Protocol):
         """Number of workers that run in parallel."""
         ...
 
-    def run(self, factory: WorkerFactory[T], tasks: Sequence[T], on_done: Callable[[T], None]) -> None:
+    def run(
+        self,
+        factory: WorkerFactory[T],
+        tasks: Sequence[T],
+        on_done: Callable[[T], None],
+        resources: Resources = ONE_CORE,
+    ) -> None:
         """Process every task; return when all are done.
 
-        Tasks are handed out in order and may end in another. On the first failure no further task is handed
-        out and the workers are stopped.
+        Tasks are handed out in order and may end in another. A worker that dies, or takes too long, costs the
+        task it was at, which is given to another worker; see :class:`Limits`. On the first failure no further
+        task is handed out and the workers are stopped.
 
         Parameters
         ----------
@@ -87,14 +83,17 @@ class Executor(Protocol):
         tasks : sequence
             What to process.
         on_done : callable
-            Called in this process with each task that is done.
+            Called in this process with each task that is done, once.
+        resources : Resources
+            What each worker needs.
 
         Raises
         ------
         HippoIndexError
             The error of that class which a worker raised, with the same class and message.
         ExecutorError
-            If a worker raised anything else (its traceback is the cause) or died.
+            If a worker raised anything else (its traceback is the cause), or a task lost as many workers as
+            it may.
         UsageError
             If the factory or a task cannot be pickled.
         """
@@ -117,6 +116,7 @@ def choose_executor(
     address: str | None,
     workers: int | None,
     passages: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Executor:
     """Return the executor that was asked for, or the one that suits.
 
@@ -131,6 +131,8 @@ def choose_executor(
         Parallel workers; ``None`` is one per core that this process, or the cluster at ``address``, may use.
     passages : int, optional
         Size of the job, for the log.
+    limits : Limits
+        How often a shard may lose its worker, and how long it may take.
 
     Raises
     ------
@@ -148,9 +150,9 @@ def choose_executor(
     if kind == "ray" or address is not None:
         from hippoindex.cluster.ray_executor import RayExecutor  # an optional dependency
 
-        executor = RayExecutor(workers, address=address)
+        executor = RayExecutor(workers, address=address, limits=limits)
     else:
-        executor = LocalExecutor(available_cores() if workers is None else workers)
+        executor = LocalExecutor(available_cores() if workers is None else workers, limits=limits)
     if kind != "auto":
         why = "asked for"
     elif address is not None:
@@ -170,18 +172,26 @@ class LocalExecutor:
     error. A script that calls this must do so under ``if __name__ == "__main__":``, as always with spawned
     processes.
 
+    Work in this process has no worker to lose: a crash there ends the program. Where
+    ``limits.shard_timeout_s`` is set, even a single worker is a process of its own, which can be killed.
+
+    A stage whose workers need several cores gets fewer of them. GPUs are not divided: a stage that needs one
+    has one worker here, which sees them all.
+
     Parameters
     ----------
     workers : int
         Number of processes.
+    limits : Limits
     """
 
     name = "local"
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, limits: Limits = DEFAULT_LIMITS) -> None:
         if workers < 1:
             raise UsageError(f"workers must be at least 1, got {workers}")
         self.workers = workers
+        self._limits = limits
 
     def __enter__(self) -> Self:
         return self
@@ -194,12 +204,21 @@ class LocalExecutor:
     def close(self) -> None:
         """Nothing is held between runs."""
 
-    def run(self, factory: WorkerFactory[T], tasks: Sequence[T], on_done: Callable[[T], None]) -> None:
+    def run(
+        self,
+        factory: WorkerFactory[T],
+        tasks: Sequence[T],
+        on_done: Callable[[T], None],
+        resources: Resources = ONE_CORE,
+    ) -> None:
         """Process every task; see :meth:`Executor.run`."""
-        if self.workers == 1 or len(tasks) <= 1:
+        room = 1 if resources.num_gpus else int(self.workers // max(resources.num_cpus, 1))
+        workers = max(1, min(room, len(tasks)))
+        if workers == 1 and self._limits.shard_timeout_s is None:
             _run_here(factory, tasks, on_done)
         else:
-            _run_in_processes(pickled(factory, "The worker factory"), tasks, on_done, self.workers)
+            payload = pickled(factory, "The worker factory")
+            _run_in_processes(payload, tasks, on_done, workers, self._limits)
 
 
 def _run_here(factory: WorkerFactory[T], tasks: Sequence[T], on_done: Callable[[T], None]) -> None:
@@ -217,26 +236,47 @@ def _run_here(factory: WorkerFactory[T], tasks: Sequence[T], on_done: Callable[[
         on_done(task)
 
 
-def _run_in_processes(factory: bytes, tasks: Sequence[T], on_done: Callable[[T], None], workers: int) -> None:
-    queue = iter(tasks)
+def _run_in_processes(
+    factory: bytes, tasks: Sequence[T], on_done: Callable[[T], None], workers: int, limits: Limits
+) -> None:
+    queue = TaskQueue(tasks, limits)
     pool: list[_Process[T]] = []
     resource_tracker.ensure_running()  # started later it would lift the block on interrupts
     try:
-        with worker_environment():
-            for task in itertools.islice(queue, workers):
-                pool.append(_Process(factory))
-                pool[-1].give(task)
+        for _ in range(workers):
+            pool.append(_Process(factory))
+            pool[-1].give(queue.take())
         while busy := {process: process.task for process in pool if process.task is not None}:
-            ready = multiprocessing.connection.wait([process.connection for process in busy])
-            for process, task in busy.items():
-                if process.connection in ready:
-                    process.finish(task, in_flight=[p.task for p in pool if p.task is not None])
-                    process.give(next(queue, None))
+            for process in _wait(busy, limits.shard_timeout_s):
+                task = busy[process]
+                lost = process.finish(task, limits)
+                if lost is None:
+                    process.give(queue.take())
                     on_done(task)
+                else:
+                    _kill([process])
+                    pool.remove(process)
+                    queue.put_back(task, lost)
+                    pool.append(_Process(factory))
+                    pool[-1].give(queue.take())
         for process in pool:
             process.dismiss()
     finally:
         _kill(pool)
+
+
+def _wait(busy: Collection[_Process[T]], timeout_s: float | None) -> list[_Process[T]]:
+    """Wait for processes that have an outcome, have died or have taken too long, and return them."""
+    left_s = None
+    if timeout_s is not None:
+        left_s = max(0.0, min(process.given_s for process in busy) + timeout_s - time.monotonic())
+    ready = multiprocessing.connection.wait([process.connection for process in busy], left_s)
+    overdue_s = time.monotonic() - (timeout_s or 0.0)
+    return [
+        process
+        for process in busy
+        if process.connection in ready or (timeout_s is not None and process.given_s <= overdue_s)
+    ]
 
 
 class _Process(Generic[T]):
@@ -246,26 +286,32 @@ class _Process(Generic[T]):
         context = multiprocessing.get_context("spawn")
         self.connection, other_end = context.Pipe()
         self.task: T | None = None
+        self.given_s = time.monotonic()
         self.process = context.Process(target=_serve, args=(other_end, factory), daemon=True)
-        self.process.start()
+        with worker_environment():
+            self.process.start()
         other_end.close()  # so that the death of the process ends the connection
 
     def give(self, task: T | None) -> None:
         self.task = task
+        self.given_s = time.monotonic()
         if task is not None:
             message = pickled(task, describe(task))
             with contextlib.suppress(OSError):  # it has died: finish() finds the connection ended
                 self.connection.send_bytes(message)
 
-    def finish(self, task: T, in_flight: Iterable[T]) -> None:
-        """Take the outcome of the present task; raise what went wrong."""
+    def finish(self, task: T, limits: Limits) -> str | None:
+        """Return ``None`` if the present task is done, or how the process was lost; raise what went wrong."""
+        if not self.connection.poll():
+            return limits.hung
         try:
             failure: Failure | None = self.connection.recv()
         except (EOFError, OSError):
             self.process.join(_EXIT_TIMEOUT_S)
-            raise worker_died(_how_it_ended(self.process.exitcode), in_flight, task) from None
+            return _how_it_ended(self.process.exitcode)
         if failure is not None:
             raise_failure(task, failure)
+        return None
 
     def dismiss(self) -> None:
         """Let an idle process end by itself."""
@@ -383,34 +429,6 @@ def raise_failure(task: Task, failure: Failure) -> NoReturn:
     else:
         error.add_note(f"While processing {describe(task)}.")
     raise error from ExecutorError(f"In the worker:\n{failure.traceback}")
-
-
-def worker_died(how: str, in_flight: Iterable[Task], at: Task | None = None) -> ExecutorError:
-    """Return the error for a worker that died.
-
-    Parameters
-    ----------
-    how : str
-        What happened to it, e.g. ``"was killed by SIGKILL"``.
-    in_flight : iterable of Task
-        Tasks that the workers were at.
-    at : Task, optional
-        The task of the worker that died, if it is known.
-    """
-    where = f" while processing {describe(at)}" if at is not None else ""
-    shards = [describe(task) for task in sorted(in_flight, key=lambda task: task.index)]
-    if len(shards) > _MAX_NAMED:
-        shards = [*shards[:_MAX_NAMED], f"{len(shards) - _MAX_NAMED} more"]
-    return ExecutorError(
-        f"A worker process {how}{where}. In flight were: {', '.join(shards)}. If memory ran out, use fewer "
-        "workers (cluster.workers) or smaller shards (cluster.shard_passages, cluster.shard_texts)."
-    )
-
-
-def describe(task: Task) -> str:
-    """Name a task in a message: its number and, where it has one, its input."""
-    source = getattr(task, "input", None)
-    return f"shard {task.index}" if source is None else f"shard {task.index} ({source})"
 
 
 def pickled(value: object, name: str, dumps: Callable[[object], bytes] = pickle.dumps) -> bytes:

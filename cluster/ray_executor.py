@@ -1,8 +1,11 @@
-"""The executor that runs tasks on Ray: a fixed pool of actors, on this machine or on a cluster.
+"""The executor that runs tasks on Ray: a pool of actors, on this machine or on a cluster.
 
-Tasks and the worker factory are pickled bytes; a task's outcome is a row with its position and, if it failed,
-the pickled :class:`~hippoindex.cluster.executor.Failure`. Inputs and outputs of the tasks themselves do not
-pass through Ray: on a cluster, their paths must mean the same on every node.
+Tasks and the worker factory are pickled bytes; a task's outcome is nothing or, if it failed, the pickled
+:class:`~hippoindex.cluster.executor.Failure`. Inputs and outputs of the tasks themselves do not pass through
+Ray: on a cluster, their paths must mean the same on every node.
+
+Actors and tasks are never retried by Ray, which would not say at which task an actor was lost, nor stop at a
+task that kills every actor: a lost actor is replaced here by another one, on whatever node has room.
 """
 
 from __future__ import annotations
@@ -11,83 +14,113 @@ import contextlib
 import logging
 import os
 import pickle
+import queue
+import re
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import islice
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-import pyarrow as pa
+import structlog
 
 from hippoindex.cluster.executor import (
-    T,
+    DEFAULT_LIMITS,
+    ONE_CORE,
     TaskRunner,
     WorkerFactory,
     pickled,
     raise_failure,
-    worker_died,
     worker_environment,
 )
+from hippoindex.cluster.task_queue import Limits, Resources, T, TaskQueue, describe
 from hippoindex.cluster.usage import available_cores
 from hippoindex.errors import ExecutorError, MissingPackageError, UsageError
 
 if TYPE_CHECKING:
     import ray
 
-_OBJECT_STORE_BYTES = 256 * 2**20
+_log = structlog.get_logger(__name__)
+
+_OBJECT_STORE_BYTES = 128 * 2**20
 #: Ray's sockets lie some 70 characters below this folder, and a socket's path may have 107.
 _MAX_TEMPORARY_CHARS = 30
-#: Each block costs Ray some milliseconds; up to so many tasks each is a block of its own.
-_MAX_BLOCKS = 4096
 _CONNECT_TIMEOUT_S = 10.0
+#: How often, at most, the log tells of workers and the size of the cluster is asked for.
+_LOOK_INTERVAL_S = 5.0
+#: How often the log tells that no worker has a place.
+_NO_PLACE_LOG_INTERVAL_S = 60.0
+#: How long a run waits for a place for its first, or next, worker.
+_NO_PLACE_TIMEOUT_S = 1800.0
+#: How often it is looked whether a worker has taken too long or a node has come.
+_TICK_S = 0.5
+#: Actors that may be lost in a row while they start, for each that is wanted, where none is running.
+_START_ATTEMPTS = 3
+#: After one was lost while it started.
+_START_PAUSE_S = 2.0
+_MAX_QUOTED_CHARS = 1000
+#: What Ray says of a lost actor, and what is said of it here.
+_ENDS = (
+    ("low on memory", "was killed because its node ran low on memory"),
+    ("its node has died", "was lost with its node"),
+    ("its worker process has died", "died, for lack of memory or by a crash"),
+)
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 class RayExecutor:
-    """Actors of Ray Data, one task at a time each.
+    """Actors of Ray, one task at a time each.
 
     Ray is started, or the cluster joined, at the first run, and left in :meth:`close`. If the calling program
     has already connected to Ray, that connection is used and left open.
 
+    Where the cluster has less room than workers are asked for, the run begins with those that have a place;
+    others join it as nodes come.
+
     Parameters
     ----------
     workers : int, optional
-        Number of actors; ``None`` is one per core that this process may use, or per CPU of the cluster at
-        ``address``.
+        Number of actors; ``None`` is one per core that this process may use, or as many as fit on the cluster
+        at ``address``, whose size is looked at all the time.
     address : str, optional
         Cluster to join, as for ``ray.init``; ``None`` starts Ray on this machine.
+    limits : Limits
 
     Raises
     ------
     MissingPackageError
-        If Ray Data is not installed.
+        If Ray, or for an address ``ray://...`` its client, is not installed.
     UsageError
         If ``workers`` is less than 1.
     """
 
     name = "ray"
 
-    def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
+    def __init__(
+        self, workers: int | None = None, *, address: str | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         if workers is not None and workers < 1:
             raise UsageError(f"workers must be at least 1, got {workers}")
-        self._ray = _import_ray()
+        self._ray = _import_ray(client=address is not None and address.startswith("ray://"))
         self._address = address
         self._workers = available_cores() if workers is None and address is None else workers
+        self._limits = limits
         self._owned = contextlib.ExitStack()
 
     @property
     def workers(self) -> int:
-        """Number of actors. Asking a cluster for its size joins it."""
-        if self._workers is None:
-            self._connect()
-            self._workers = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        return self._workers
+        """Number of actors that run in parallel. Asking a cluster for its size joins it."""
+        return self._wanted(ONE_CORE)
 
     def __enter__(self) -> Self:
         return self
@@ -98,90 +131,241 @@ class RayExecutor:
         self.close()
 
     def close(self) -> None:
-        """Stop what was started: actors, Ray's own processes, its temporary folder."""
+        """Stop what was started: Ray's own processes, its temporary folder."""
         self._owned.close()
 
-    def run(self, factory: WorkerFactory[T], tasks: Sequence[T], on_done: Callable[[T], None]) -> None:
+    def run(
+        self,
+        factory: WorkerFactory[T],
+        tasks: Sequence[T],
+        on_done: Callable[[T], None],
+        resources: Resources = ONE_CORE,
+    ) -> None:
         """Process every task; see :meth:`hippoindex.cluster.executor.Executor.run`."""
         if not tasks:
             return
         self._connect()
-        open_tasks = dict(enumerate(tasks))
-        with _quiet():
-            outcomes = self._outcomes(factory, tasks)
-            try:
-                for position, failure in outcomes:
-                    task = open_tasks.pop(position)
-                    if failure is not None:
-                        raise_failure(task, self._ray.cloudpickle.loads(failure))
-                    on_done(task)
-            except self._ray.exceptions.RayError as error:
-                # Ray does not say at which task the worker was; it hands blocks out in order.
-                in_flight = self.workers * _block_size(len(tasks))
-                lost = islice(open_tasks.values(), in_flight)
-                raise worker_died(f"was lost ({type(error).__name__})", lost) from error
-            finally:
-                outcomes.close()
-        if open_tasks:
-            raise ExecutorError(f"Ray returned no outcome for {len(open_tasks)} of {len(tasks)} shards.")
-
-    def _outcomes(
-        self, factory: WorkerFactory[T], tasks: Sequence[T]
-    ) -> Generator[tuple[int, bytes | None], None, None]:
-        """Yield the position and the pickled failure of every task, as they are done."""
-        data = self._ray.data
         dumps = self._ray.cloudpickle.dumps  # unlike pickle it can send what __main__ defines
-        workers = min(self.workers, len(tasks))
-        dataset = data.from_arrow(_blocks([pickled(task, f"Task {task.index}", dumps) for task in tasks]))
-        with warnings.catch_warnings():
-            # Without max_restarts Ray would give a shard that kills its worker to a new one, for ever; it
-            # warns that the argument is to move elsewhere, but has no other place for it yet.
-            warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-            dataset = dataset.map_batches(
-                _Actor,
-                fn_constructor_args=(pickled(factory, "The worker factory", dumps), sys.path),
-                batch_size=1,
-                batch_format="pyarrow",
-                # One at a time, so that no task waits at a busy actor while another is idle.
-                compute=data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
-                num_cpus=1,
-                max_restarts=0,
-            )
-        context = dataset.context
-        context.enable_progress_bars = False
-        context.print_on_execution_start = False
-        context.issue_detectors_config.detectors = []
-        for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            yield from zip(block["position"].to_pylist(), block["failure"].to_pylist(), strict=True)
+        payload = pickled(factory, "The worker factory", dumps)
+        pool: _ActorPool[T] = _ActorPool(self._ray, payload, resources, self._limits)
+        waiting = TaskQueue(tasks, self._limits)
+        left, looked_s = len(tasks), -_LOOK_INTERVAL_S
+        try:
+            while left:
+                if time.monotonic() - looked_s >= _LOOK_INTERVAL_S:
+                    looked_s, wanted = time.monotonic(), self._wanted(resources)
+                pool.grow(min(wanted, left))
+                while pool.idle and (task := waiting.take()) is not None:
+                    pool.give(task, pickled(task, describe(task), dumps))
+                for task, lost in pool.outcomes():
+                    if lost is None:
+                        left -= 1
+                        on_done(task)
+                    else:
+                        waiting.put_back(task, lost)
+        finally:
+            pool.close()
+
+    def _wanted(self, resources: Resources) -> int:
+        """Return the number of workers there should be: as many as were asked for, or as fit."""
+        if self._workers is not None and (self._address is not None or resources == ONE_CORE):
+            return self._workers
+        self._connect()
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        room = max(1, sum(_room(node, resources) for node in nodes))
+        return room if self._workers is None else min(room, self._workers)
 
     def _connect(self) -> None:
         if self._ray.is_initialized():
             return
         try:
-            if self._address is None:
-                self._start()
-            else:
-                _check_reachable(self._address)
-                self._ray.init(address=self._address, **_QUIET)
+            with _signals_deferred():
+                self._owned.enter_context(_reports_in_the_log())
+                if self._address is None:
+                    self._start(self._workers or 1)
+                else:
+                    _check_reachable(self._address)
+                    self._ray.init(address=self._address, **_QUIET)
         except (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
             self._owned.close()
             what = "start on this machine" if self._address is None else f"join the cluster {self._address}"
             raise ExecutorError(f"Ray cannot {what}: {error}") from error
         self._owned.callback(self._ray.shutdown)
 
-    def _start(self) -> None:
+    def _start(self, workers: int) -> None:
         # Ray asks for a token from whoever sends it work. Without this it would keep one in the home folder.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         folder = tempfile.mkdtemp(prefix="hippoindex-", dir=_short_temporary_folder())
         self._owned.callback(shutil.rmtree, folder, ignore_errors=True)
         with worker_environment():
             self._ray.init(
-                num_cpus=self.workers + 2,  # logical: Ray Data waits for ever when actors hold all of them
+                num_cpus=workers,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=folder,
                 **_QUIET,
             )
+
+
+@dataclass(eq=False)
+class _Worker(Generic[T]):
+    """An actor, and the task it is at since a time; the node where it runs once it has started."""
+
+    actor: Any
+    task: T | None = None
+    given_s: float = 0.0
+    node: str = ""
+
+
+class _ActorPool(Generic[T]):
+    """The actors of a run: those that are idle, and those that owe an outcome.
+
+    Only an actor that has started is given a task, so none waits for a node that never comes. Outcomes come
+    by a queue: within ``ray.wait`` the exception of a signal's handler would be lost.
+    """
+
+    def __init__(self, ray: Any, factory: bytes, resources: Resources, limits: Limits) -> None:
+        self.idle: list[_Worker[T]] = []
+        self._owing: set[_Worker[T]] = set()
+        self._outcomes: queue.SimpleQueue[tuple[_Worker[T], Future]] = queue.SimpleQueue()
+        self._ray = ray
+        self._limits = limits
+        self._factory = factory
+        self._class = ray.remote(_Actor).options(
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+        self._wanted = 0
+        self._lost_while_starting = 0
+        self._start_again_s = time.monotonic()
+        self._tale = _Tale(resources)
+
+    def grow(self, wanted: int) -> None:
+        """Have so many actors, or more, started or waiting for a place."""
+        self._wanted = wanted
+        if time.monotonic() < self._start_again_s:
+            return
+        for _ in range(wanted - len(self.idle) - len(self._owing)):
+            actor = self._class.remote(self._factory, sys.path)
+            self._expect(_Worker(actor), actor.node.remote())
+
+    def give(self, task: T, payload: bytes) -> None:
+        """Give a task to an idle actor."""
+        worker = self.idle.pop()
+        worker.task, worker.given_s = task, time.monotonic()
+        self._expect(worker, worker.actor.process.remote(payload))
+
+    def _expect(self, worker: _Worker[T], reference: Any) -> None:
+        self._owing.add(worker)
+        reference.future().add_done_callback(lambda future: self._outcomes.put((worker, future)))
+
+    def outcomes(self) -> Iterator[tuple[T, str | None]]:
+        """Wait a little; yield the tasks that are done, with ``None``, or lost, with how."""
+        with contextlib.suppress(queue.Empty):
+            worker, outcome = self._outcomes.get(timeout=_TICK_S)
+            if worker in self._owing:  # and was not killed in the meantime
+                self._owing.remove(worker)
+                if worker.task is None:
+                    self._welcome(worker, outcome)
+                else:
+                    yield self._outcome(worker, worker.task, outcome)
+        yield from self._overdue()
+        nodes = self._nodes()
+        self._tale.tell(len(nodes), len(set(nodes)), self._wanted)
+
+    def _nodes(self) -> list[str]:
+        """Return the node of each actor that runs."""
+        return [worker.node for worker in (*self.idle, *self._owing) if worker.node]
+
+    def _welcome(self, worker: _Worker[T], node: Future) -> None:
+        """Take in an actor that has started, or has failed to."""
+        try:
+            worker.node = node.result()
+        except self._ray.exceptions.RayError as error:
+            self._lost_while_starting += 1
+            self._start_again_s = time.monotonic() + _START_PAUSE_S
+            in_vain = self._lost_while_starting >= _START_ATTEMPTS * self._wanted and not self._nodes()
+            if in_vain or getattr(error, "actor_init_failed", False):  # another one would fare no better
+                raise ExecutorError(f"Ray cannot start workers: one {_how_it_was_lost(error)}") from error
+            _log.warning("a worker was lost before it started", worker=_how_it_was_lost(error))
+        else:
+            self._lost_while_starting = 0
+            self.idle.append(worker)
+
+    def _outcome(self, worker: _Worker[T], task: T, outcome: Future) -> tuple[T, str | None]:
+        try:
+            failure = outcome.result()
+        except self._ray.exceptions.RayTaskError as error:
+            raise ExecutorError(f"Could not process {describe(task)}: {error}") from error
+        except self._ray.exceptions.RayError as error:
+            self._ray.kill(worker.actor)  # should it be cut off only
+            return task, _how_it_was_lost(error)
+        if failure is not None:
+            raise_failure(task, pickle.loads(failure))  # noqa: S301 - made by this run's own worker
+        worker.task = None
+        self._lost_while_starting = 0
+        self.idle.append(worker)
+        return task, None
+
+    def _overdue(self) -> Iterator[tuple[T, str]]:
+        """Kill actors that have taken too long."""
+        timeout_s = self._limits.shard_timeout_s
+        if timeout_s is None:
+            return
+        for worker in list(self._owing):
+            if worker.task is not None and time.monotonic() - worker.given_s > timeout_s:
+                self._owing.remove(worker)
+                self._ray.kill(worker.actor)
+                yield worker.task, self._limits.hung
+
+    def close(self) -> None:
+        """End all actors at once: outputs are written atomically, so nothing needs a farewell."""
+        for worker in (*self.idle, *self._owing):
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.kill(worker.actor)
+
+
+class _Tale:
+    """What the log tells of the workers of a run, and the end of the wait for one."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._told = (0, 0)
+        self._told_s = -_LOOK_INTERVAL_S
+        self._alone_since_s = time.monotonic()
+        self._warn_s = self._alone_since_s + _NO_PLACE_LOG_INTERVAL_S
+
+    def tell(self, running: int, nodes: int, wanted: int) -> None:
+        """Log the numbers of running workers and of their nodes, when they have changed.
+
+        Raises
+        ------
+        ExecutorError
+            If there has been none for too long.
+        """
+        now_s = time.monotonic()
+        if running:
+            self._alone_since_s = now_s
+            self._warn_s = now_s + _NO_PLACE_LOG_INTERVAL_S
+        elif now_s - self._alone_since_s > _NO_PLACE_TIMEOUT_S:
+            raise ExecutorError(
+                f"The cluster has had no room for a worker for {_NO_PLACE_TIMEOUT_S:g} s: each needs "
+                f"{self._resources.num_cpus:g} CPUs and {self._resources.num_gpus:g} GPUs of one node. "
+                "What was done is kept; run again when there is room."
+            )
+        elif now_s > self._warn_s:
+            self._warn_s = now_s + _NO_PLACE_LOG_INTERVAL_S
+            _log.warning(
+                "no worker has a place on the cluster yet", waited_s=round(now_s - self._alone_since_s)
+            )
+        state = (running, nodes)
+        due = running >= wanted or now_s - self._told_s >= _LOOK_INTERVAL_S
+        if running and state != self._told and due:
+            self._told, self._told_s = state, now_s
+            _log.info("workers", running=running, nodes=nodes, wanted=wanted)
 
 
 class _Actor:
@@ -191,20 +375,87 @@ class _Actor:
         sys.path.extend(folder for folder in module_path if folder not in sys.path)
         self._runner = TaskRunner(factory)
 
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        failures = [self._runner(task) for task in batch["task"].to_pylist()]
-        column = [None if failure is None else pickle.dumps(failure) for failure in failures]
-        return pa.table({"position": batch["position"], "failure": pa.array(column, pa.binary())})
+    def node(self) -> str:
+        """Return the id of the node where this runs."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def process(self, task: bytes) -> bytes | None:
+        """Process a pickled task; return the pickled failure, if it failed."""
+        failure = self._runner(task)
+        return None if failure is None else pickle.dumps(failure)
 
 
-def _import_ray() -> ray:
+def _import_ray(*, client: bool) -> ray:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise MissingPackageError("ray", "--executor ray", "pip install 'hippoindex[ray]'") from error
+    if client and find_spec("grpc") is None:
+        raise MissingPackageError("grpc", "An address ray://...", "pip install 'ray[client]'")
     return ray
+
+
+def _room(node: dict[str, float], resources: Resources) -> int:
+    """Return how many workers fit on a node."""
+    needs = {"CPU": resources.num_cpus, "GPU": resources.num_gpus}
+    return min((int(node.get(kind, 0) / need) for kind, need in needs.items() if need), default=1)
+
+
+def _how_it_was_lost(error: Exception) -> str:
+    """Say in a few words what Ray says in many."""
+    text = " ".join(str(error).split())
+    _log.debug("what Ray says of a lost worker", error=type(error).__name__, text=text)
+    address = re.search(r"\bip: ([^\s,]+)", text, re.IGNORECASE)
+    where = f" (node {address[1]})" if address else ""
+    said = f"was lost: {type(error).__name__}: {text[:_MAX_QUOTED_CHARS]}"
+    return next((end for mark, end in _ENDS if mark in text), said) + where
+
+
+@contextlib.contextmanager
+def _reports_in_the_log() -> Iterator[None]:
+    """Keep Ray from writing to standard output, which is the program's, what has befallen an actor or a node.
+
+    Nothing public prevents it: ``log_to_driver`` is about what actors print.
+    """
+    from ray._private import worker
+
+    def log(data: dict[str, Any], **_: Any) -> None:
+        _log.debug("Ray reports", text="\n".join(data["lines"]))
+
+    usual = worker.print_to_stdstream
+    worker.print_to_stdstream = log
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = usual
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Act on signals afterwards: within Ray's code the exception of a handler would be lost.
+
+    Ray also puts a handler of its own in the place of the program's; it ends the program by ``SystemExit``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    arrived: list[int] = []
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: arrived.append(number))
+        try:
+            yield
+        except SystemExit:
+            arrived.append(signal.SIGTERM)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for arrival in arrived[:1]:
+            signal.raise_signal(arrival)
 
 
 def _check_reachable(address: str) -> None:
@@ -214,30 +465,6 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
-def _blocks(tasks: list[bytes]) -> list[pa.Table]:
-    """Cut the tasks into Ray Data blocks; a block is what an actor is given at a time."""
-    size = _block_size(len(tasks))
-    positions = pa.array(range(len(tasks)), pa.int64())
-    table = pa.table({"position": positions, "task": pa.array(tasks, pa.binary())})
-    return [table.slice(start, size) for start in range(0, len(tasks), size)]
-
-
-def _block_size(tasks: int) -> int:
-    return -(-tasks // _MAX_BLOCKS)
-
-
 def _short_temporary_folder() -> str:
     usual = tempfile.gettempdir()
     return usual if len(usual) <= _MAX_TEMPORARY_CHARS else str(Path("/", "tmp"))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Ray Data from reporting to the terminal what is raised here anyway."""
-    log = logging.getLogger("ray.data")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

@@ -130,7 +130,9 @@ def answer_queries(
     started = time.perf_counter()
     batch = None
     if _needs_workers(cluster):
-        with choose_executor(cluster.executor, address=cluster.address, workers=cluster.workers) as executor:
+        with choose_executor(
+            cluster.executor, address=cluster.address, workers=cluster.workers, limits=cluster.limits()
+        ) as executor:
             ranking = rank_in_shards(
                 retriever.index.url,
                 found,

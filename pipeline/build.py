@@ -273,7 +273,11 @@ class Run:
         """Choose an executor for so many passages and keep it open."""
         cluster = self.config.cluster
         with choose_executor(
-            cluster.executor, address=cluster.address, workers=cluster.workers, passages=passages
+            cluster.executor,
+            address=cluster.address,
+            workers=cluster.workers,
+            passages=passages,
+            limits=cluster.limits(),
         ) as self.executor:
             yield
 

@@ -128,7 +128,7 @@ def solve_in_shards(
     UsageError
         If ``shard_restarts`` is less than 1.
     ExecutorError
-        If a worker died or failed; the message names its shard.
+        If a worker failed, or was lost too often; the message names its shard.
     """
     if shard_restarts < 1:
         raise UsageError(f"shard_restarts must be at least 1; got {shard_restarts}")
@@ -191,7 +191,7 @@ def rank_in_shards(
     UsageError
         If there is no question or no such method, or ``shard_questions`` is less than 1.
     ExecutorError
-        If a worker died or failed; the message names its questions.
+        If a worker failed, or was lost too often; the message names its questions.
     """
     find_method(METHODS, method)
     if not queries:

@@ -16,6 +16,7 @@ import pydantic
 import yaml
 from pydantic import Field
 
+from hippoindex.cluster.task_queue import Limits
 from hippoindex.errors import UsageError
 
 
@@ -162,11 +163,19 @@ class ClusterConfig(Section):
 
     executor: Literal["auto", "local", "ray"] = "auto"
     address: str | None = None
-    """Ray cluster to join; ``None`` starts one on this machine."""
+    """Ray cluster to join: ``HOST:PORT``, ``ray://HOST:PORT`` or ``auto``; ``None`` joins none."""
     workers: int | None = Field(default=None, ge=1)
-    """Parallel workers; ``None`` is one per core that this process may use."""
+    """Parallel workers; ``None`` is one per core that this process may use, or as many as the cluster holds."""
+    shard_attempts: int = Field(default=3, ge=1)
+    """Workers that a shard may lose, by a crash, a killed node or a lack of memory, before the job fails."""
+    shard_timeout_s: float | None = Field(default=None, gt=0)
+    """A worker that takes longer over a shard is killed and counts as lost; ``None`` is no limit."""
     shard_passages: int = Field(default=256, ge=1)
     shard_texts: int = Field(default=4096, ge=1)
+
+    def limits(self) -> Limits:
+        """Return how often a shard may lose its worker, and how long it may take."""
+        return Limits(self.shard_attempts, self.shard_timeout_s)
 
 
 class Config(Section):

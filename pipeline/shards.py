@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import structlog
 
-from hippoindex.cluster.executor import Executor
+from hippoindex.cluster.executor import ONE_CORE, Executor
 from hippoindex.cluster.ledger import Ledger, Output
 from hippoindex.cluster.storage import Storage
 from hippoindex.pipeline.progress import Monitor
@@ -162,7 +162,12 @@ class ShardStore:
                 log.info("shards found done", stage=stage.name, done=len(names) - len(pending))
             advance(rows.total() - sum(rows[key] for key in pending))
             tasks = [ShardTask(n, self._storage, names[key], key) for n, key in enumerate(pending)]
-            executor.run(functools.partial(ShardRunner, stage), tasks, lambda task: advance(rows[task.key]))
+            executor.run(
+                functools.partial(ShardRunner, stage),
+                tasks,
+                lambda task: advance(rows[task.key]),
+                getattr(stage, "resources", ONE_CORE),
+            )
         self.stages[stage.name] = {"version": stage.version, **stage.key_part()}
         outputs = _at_once(ledger.outputs, keys)
         self.quarantine += [shard.read() for shard in self._fetched([o[QUARANTINE] for o in outputs])]

@@ -42,7 +42,8 @@ Process = Callable[[pa.Table], StageOutput]
 class Stage(Protocol):
     """The contract of a sharded stage. Implementations are frozen dataclasses that can be sent to workers.
 
-    The four properties may be class variables, or depend on the stage's fields.
+    The four properties may be class variables, or depend on the stage's fields. A stage whose worker needs
+    more than one core has a fifth, ``resources``, a :class:`hippoindex.cluster.task_queue.Resources`.
     """
 
     @property

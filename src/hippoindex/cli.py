@@ -86,6 +86,14 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ExecutorOption = Annotated[ExecutorName | None, typer.Option(help="Where stages run.  [default: auto]")]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers.  [default: one per core]")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Ray cluster to run on: HOST:PORT, ray://HOST:PORT or auto. Implies --executor ray.",
+        show_default=False,
+    ),
+]
 PrecomputeOption = Annotated[
     bool,
     typer.Option(
@@ -140,6 +148,7 @@ def index(
     overrides: SetOption = None,
     executor: ExecutorOption = None,
     workers: WorkersOption = None,
+    address: AddressOption = None,
     max_quarantine_rate: Annotated[
         float | None,
         typer.Option(help="Share of passages that may fail before the job does.  [default: 0.01]"),
@@ -161,6 +170,7 @@ def index(
         output=output,
         cluster__executor=executor.value if executor else None,
         cluster__workers=workers,
+        cluster__address=address,
         max_quarantine_rate=max_quarantine_rate,
     )
     _show_build(build_index(settings, overwrite=overwrite, strict=strict), as_json)
@@ -183,6 +193,7 @@ def append(
     ] = None,
     executor: ExecutorOption = None,
     workers: WorkersOption = None,
+    address: AddressOption = None,
     max_quarantine_rate: Annotated[
         float | None,
         typer.Option(help="Share of new passages that may fail before the job does.  [default: 0.01]"),
@@ -202,6 +213,7 @@ def append(
         strict=strict,
         cluster__executor=executor.value if executor else None,
         cluster__workers=workers,
+        cluster__address=address,
         max_quarantine_rate=max_quarantine_rate,
     )
     if result is not None:
@@ -220,6 +232,7 @@ def delete(
     ],
     executor: ExecutorOption = None,
     workers: WorkersOption = None,
+    address: AddressOption = None,
     precompute: PrecomputeOption = True,
     strict: StrictOption = False,
     as_json: JsonOption = False,
@@ -235,6 +248,7 @@ def delete(
         strict=strict,
         cluster__executor=executor.value if executor else None,
         cluster__workers=workers,
+        cluster__address=address,
     )
     _show_build(result, as_json)
 
@@ -292,6 +306,7 @@ def retrieve(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Parallel workers.  [default: one per core]")
     ] = None,
+    address: AddressOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -307,7 +322,8 @@ def retrieve(
         top_k=top_k,
         explain=explain,
         overrides=overrides or (),
-        cluster=ClusterConfig(executor=executor.value, workers=workers),
+        cluster=ClusterConfig(executor=executor.value, workers=workers, address=address),
+        work=None if address is None or output is None else output.parent,  # which other machines see
     )
     if output is not None:
         write_answers(answers, output)

@@ -70,7 +70,7 @@ class ModelError(HippoIndexError):
 
 
 class ExecutorError(HippoIndexError):
-    """A worker died or a shard could not be processed."""
+    """A shard could not be processed, or no worker can be had."""
 
 
 class KernelError(HippoIndexError, ValueError):
