@@ -199,6 +199,7 @@ class RayExecutor:
         self._owned.callback(shutil.rmtree, folder, ignore_errors=True)
         with worker_environment():
             self._ray.init(
+                "local",  # whatever cluster the environment names
                 num_cpus=workers,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,

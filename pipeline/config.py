@@ -165,7 +165,7 @@ class ClusterConfig(Section):
     address: str | None = None
     """Ray cluster to join: ``HOST:PORT``, ``ray://HOST:PORT`` or ``auto``; ``None`` joins none."""
     workers: int | None = Field(default=None, ge=1)
-    """Parallel workers; ``None`` is one per core that this process may use, or as many as the cluster holds."""
+    """Parallel workers; ``None`` is one per core that this process may use, or as many as fit the cluster."""
     shard_attempts: int = Field(default=3, ge=1)
     """Workers that a shard may lose, by a crash, a killed node or a lack of memory, before the job fails."""
     shard_timeout_s: float | None = Field(default=None, gt=0)

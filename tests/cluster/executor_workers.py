@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import signal
@@ -86,6 +87,50 @@ def die(_salt: str, _task: FileTask) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_at_once(_salt: str, _task: FileTask) -> None:
+    os._exit(7)
+
+
+def _again(task: FileTask) -> bool:
+    """Whether this is not the first worker at the task."""
+    tried = Path(f"{task.output}.tried")
+    try:
+        tried.touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
+
+
+def die_once(salt: str, task: FileTask) -> None:
+    """Kill the first worker when the output is written."""
+    write(salt, task)
+    if not _again(task):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_once(salt: str, task: FileTask) -> None:
+    if not _again(task):
+        os._exit(7)
+    write(salt, task)
+
+
+def hang_once(salt: str, task: FileTask) -> None:
+    """Hang the first worker in code that holds the interpreter's lock."""
+    if not _again(task):
+        hang(salt, task)
+    write(salt, task)
+
+
+def hang(_salt: str, task: FileTask) -> None:
+    Path(f"{task.output}.{os.getpid()}.hung").touch()
+    ctypes.PyDLL(None).sleep(600)
+
+
+def trouble_once(salt: str, task: FileTask) -> None:
+    """Be lost in another way according to the task's number."""
+    (die_once, leave_once, hang_once, write)[task.index](salt, task)
+
+
 def sleep_long(_salt: str, task: FileTask) -> None:
     Path(task.output).write_text(str(os.getpid()))
     time.sleep(600)
@@ -103,6 +148,9 @@ ACTIONS: dict[str, Callable[[str, FileTask], None]] = {
         raise_unpicklable,
         leave,
         die,
+        leave_at_once,
+        hang,
+        trouble_once,
         sleep_long,
     )
 }

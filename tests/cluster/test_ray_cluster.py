@@ -1,0 +1,293 @@
+"""A real cluster of several nodes on this machine: what a run makes of it, and of the loss of a node."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import structlog
+
+import hippoindex
+from hippoindex.cluster.ray_executor import RayExecutor
+from hippoindex.cluster.task_queue import Limits, Resources
+from hippoindex.errors import MissingPackageError
+from hippoindex.pipeline.build import build_index
+from hippoindex.pipeline.config import load_config
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+SAMPLE = Path(hippoindex.__file__).parent / "sample" / "passages.jsonl"
+#: The head finds out quickly that a node is dead.
+_HEALTH = {
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+def wait_until(holds: Callable[[], object], message: str, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.05)
+
+
+class Node:
+    """The processes of a node: ``ray start`` in the foreground and what it starts."""
+
+    def __init__(self, *arguments: str, log: Path, **environment: str) -> None:
+        command = [str(Path(sys.executable).with_name("ray")), "start", *arguments, "--block"]
+        command += ["--object-store-memory=80000000", "--disable-usage-stats"]
+        variables = os.environ | _HEALTH | {"RAY_AUTH_MODE": "disabled"} | environment
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        wait_until(
+            lambda: self.process.poll() is not None or "Ray runtime started" in log.read_text(),
+            f"a node did not start: {log.read_text()}",
+        )
+        assert self.process.poll() is None, log.read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def kill_raylet(self) -> None:
+        """Kill what makes it a node, and wait until its workers are gone."""
+        processes = self.processes()
+        (raylet,) = (p for p in processes if Path(p.cmdline()[0]).name == "raylet")
+        workers = [process for process in processes if "_Actor" in "".join(process.cmdline())]
+        raylet.kill()
+        assert psutil.wait_procs([raylet, *workers], timeout=60)[1] == []
+
+    def remove(self) -> None:
+        if self.process.poll() is None:
+            left = self.processes()
+            self.process.kill()
+            for process in left:
+                if process.is_running():
+                    process.kill()
+        self.process.wait()
+
+
+class Cluster:
+    """A head without room for workers, and nodes for one worker each."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # short: Ray puts sockets there
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        port = self.address.rpartition(":")[2]
+        head = ["--head", f"--port={port}", "--num-cpus=0", f"--temp-dir={self.folder}"]
+        self.nodes: list[Node] = []
+        self._add(*head, "--include-dashboard=false")
+
+    def _add(self, *arguments: str, **environment: str) -> Node:
+        log = self.folder / f"node-{secrets.token_hex(4)}.log"
+        self.nodes.append(Node(*arguments, log=log, **environment))
+        return self.nodes[-1]
+
+    def add_node(self, **environment: str) -> Node:
+        return self._add(f"--address={self.address}", "--num-cpus=1", **environment)
+
+    def remove(self) -> None:
+        for node in reversed(self.nodes):
+            node.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(HERE))
+    yield importlib.import_module("cluster_workers")
+    sys.path.remove(str(HERE))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    try:
+        made.add_node()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture
+def make_tasks(tmp_path: Path, workers: ModuleType) -> Callable[[int, str], list[Any]]:
+    return lambda count, do: [workers.PlacedTask(i, str(tmp_path / f"{i}.out"), do) for i in range(count)]
+
+
+def run(cluster: Cluster, tasks: list[Any], *rest: Any, limits: Limits | None = None) -> Any:
+    """Run tasks on the cluster; return the numbers of those done, their nodes, and the log."""
+    done: list[int] = []
+    make_worker = importlib.import_module("cluster_workers").make_worker
+    limits = limits or Limits()
+    with structlog.testing.capture_logs() as log, RayExecutor(address=cluster.address, limits=limits) as made:
+        made.run(make_worker, tasks, lambda task: done.append(task.index), *rest)
+    places = [Path(task.output).read_text().split() for task in tasks]
+    return done, places, log
+
+
+def in_background(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_node_that_comes_during_the_run_is_used(cluster: Cluster, make_tasks: Any) -> None:
+    """There is one node at first, whose task waits for the other's."""
+    with RayExecutor(address=cluster.address) as executor:
+        assert executor.workers == 1
+    tasks = make_tasks(3, "meet")
+    begun = tasks[0].folder
+
+    def come() -> None:
+        wait_until(lambda: list(begun.glob("*.begun")), "no task has begun")
+        cluster.add_node()
+
+    coming = in_background(come)
+    done, places, log = run(cluster, tasks)
+    coming.join()
+    assert sorted(done) == [0, 1, 2]
+    assert len({node for node, _ in places}) == 2
+    told = [(entry["running"], entry["nodes"]) for entry in log if entry["event"] == "workers"]
+    assert told == [(1, 1), (2, 2)]
+
+
+def test_workers_get_what_they_need(cluster: Cluster, make_tasks: Any) -> None:
+    """Two nodes of one CPU hold four workers that need half of one."""
+    done, places, _ = run(cluster, make_tasks(4, "gather"), Resources(num_cpus=0.5))
+    assert sorted(done) == [0, 1, 2, 3]
+    assert len({node for node, _ in places}) == 2
+    assert len({pid for _, pid in places}) == 4
+
+
+def test_a_killed_node_costs_only_the_shards_that_were_on_it(cluster: Cluster, make_tasks: Any) -> None:
+    tasks = make_tasks(6, "outlive")
+    folder = tasks[0].folder
+    doomed = cluster.nodes.pop()
+
+    def strike() -> None:
+        def nodes() -> dict[str, int]:
+            files = list(folder.glob("*.begun"))
+            return {file.read_text(): int(file.name.split(".")[2]) for file in files}
+
+        wait_until(lambda: len(nodes()) == 2, "the nodes are not at work")
+        pids = {process.pid for process in doomed.processes()}
+        (node,) = (node for node, pid in nodes().items() if pid in pids)
+        doomed.kill_raylet()
+        (folder / "doomed.new").write_text(node)
+        (folder / "doomed.new").rename(folder / "doomed")
+
+    striking = in_background(strike)
+    done, places, log = run(cluster, tasks)
+    striking.join()
+    doomed.remove()
+    assert sorted(done) == list(range(6)), "each once"
+    assert {node for node, _ in places}.isdisjoint({(folder / "doomed").read_text()})
+    lost = [entry for entry in log if entry["event"] == "a worker was lost"]
+    assert [entry["shard"] in {"shard 0", "shard 1"} for entry in lost] == [True]
+    assert lost[0]["worker"].startswith("was lost with its node (node ")
+
+
+def test_a_node_without_memory_does_not_fail_the_run(cluster: Cluster, make_tasks: Any) -> None:
+    """Ray kills whatever runs on it, while it starts or at a task."""
+    node = cluster.add_node(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="100")
+    tasks = make_tasks(3, "linger")
+    with structlog.testing.capture_logs() as log:
+
+        def relieve() -> None:
+            wait_until(
+                lambda: any("low on memory" in entry.get("worker", "") for entry in log), "no worker lost"
+            )
+            (tasks[0].folder / "enough").touch()
+
+        relieving = in_background(relieve)
+        done: list[int] = []
+        make_worker = importlib.import_module("cluster_workers").make_worker
+        with RayExecutor(address=cluster.address, limits=Limits(shard_attempts=50)) as executor:
+            executor.run(make_worker, tasks, lambda task: done.append(task.index))
+        relieving.join()
+    cluster.nodes.remove(node)
+    node.remove()
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_the_client_needs_a_package_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hippoindex.cluster.ray_executor.find_spec", lambda _: None)
+    with pytest.raises(MissingPackageError, match=r"ray://\.\.\. needs .* pip install 'ray\[client\]'"):
+        RayExecutor(address="ray://127.0.0.1:10001")
+
+
+def test_auto_joins_the_cluster_that_the_environment_names(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with RayExecutor(address="auto") as executor:
+        wait_until(lambda: executor.workers == len(cluster.nodes) - 1, "not one for each node but the head")
+
+
+def digests(index: Path) -> dict[str, str]:
+    """Return the digest of every file that must not differ between two runs."""
+    return {
+        file.relative_to(index).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(index.rglob("*"))
+        if file.is_file() and file.name not in {"stats.json", "report.html", "SHA256SUMS"}
+    }
+
+
+def test_an_index_built_on_a_cluster_that_loses_a_node_has_the_same_bytes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A first run is ended by a signal as it joins; under the second a node is killed."""
+    settings = ["cluster.shard_passages=4", "cluster.shard_texts=64"]
+    config = load_config(
+        overrides=settings, corpus__path=[str(SAMPLE)], output=str(tmp_path / "here"), cluster__workers=1
+    )
+    build_index(config)
+    output, work = tmp_path / "there", tmp_path / "there.work"
+    doomed = cluster.add_node()
+    command = [sys.executable, "-m", "hippoindex.cli", "index", "--corpus", str(SAMPLE)]
+    command += ["--output", str(output), "--address", cluster.address, "--json"]
+    command += [part for setting in settings for part in ("--set", setting)]
+
+    def extracted() -> int:
+        return len([*work.glob("extract/[!.]*.arrow")])
+
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: (work / "extract").exists() or program.poll() is not None, "there is no stage")
+    program.send_signal(signal.SIGTERM)
+    _, said = program.communicate(timeout=120)
+    assert program.returncode == 143, said
+    assert not output.exists()
+
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: extracted() >= 4 or program.poll() is not None, "nothing is extracted")
+    assert program.poll() is None
+    doomed.kill_raylet()
+    printed, said = program.communicate(timeout=300)
+    assert program.returncode == 0, said
+    assert printed.startswith("{"), "and nothing of Ray's"
+    assert '"executor": "ray"' in printed
+    assert digests(output) == digests(tmp_path / "here")
