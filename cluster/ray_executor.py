@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -144,6 +144,8 @@ class RayExecutor:
         """Process every task; see :meth:`hippoindex.cluster.executor.Executor.run`."""
         if not tasks:
             return
+        if self._address is None and self._workers is not None:  # this machine is all there is
+            resources = replace(resources, num_cpus=min(resources.num_cpus, self._workers))
         self._connect()
         dumps = self._ray.cloudpickle.dumps  # unlike pickle it can send what __main__ defines
         payload = pickled(factory, "The worker factory", dumps)
