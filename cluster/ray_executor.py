@@ -58,6 +58,8 @@ _MAX_TEMPORARY_CHARS = 30
 _CONNECT_TIMEOUT_S = 10.0
 #: How often, at most, the log tells of workers and the size of the cluster is asked for.
 _LOOK_INTERVAL_S = 5.0
+#: Looks in a row at which the head of the cluster does not answer before it counts as gone.
+_MAX_MISSED = 4
 #: How often the log tells that no worker has a place.
 _NO_PLACE_LOG_INTERVAL_S = 60.0
 #: How long a run waits for a place for its first, or next, worker.
@@ -151,11 +153,14 @@ class RayExecutor:
         payload = pickled(factory, "The worker factory", dumps)
         pool: _ActorPool[T] = _ActorPool(self._ray, payload, resources, self._limits)
         waiting = TaskQueue(tasks, self._limits)
-        left, looked_s = len(tasks), -_LOOK_INTERVAL_S
+        head = _Head(self._head_address())
+        left, wanted, looked_s = len(tasks), self._wanted(resources), time.monotonic()
         try:
             while left:
                 if time.monotonic() - looked_s >= _LOOK_INTERVAL_S:
-                    looked_s, wanted = time.monotonic(), self._wanted(resources)
+                    looked_s = time.monotonic()
+                    if head.answers():
+                        wanted = self._wanted(resources)
                 pool.grow(min(wanted, left))
                 while pool.idle and (task := waiting.take()) is not None:
                     pool.give(task, pickled(task, describe(task), dumps))
@@ -176,6 +181,11 @@ class RayExecutor:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         room = max(1, sum(_room(node, resources) for node in nodes))
         return room if self._workers is None else min(room, self._workers)
+
+    def _head_address(self) -> str:
+        if self._address is not None and self._address.startswith("ray://"):
+            return self._address
+        return self._ray.get_runtime_context().gcs_address
 
     def _connect(self) -> None:
         if self._ray.is_initialized():
@@ -329,6 +339,35 @@ class _ActorPool(Generic[T]):
         for worker in (*self.idle, *self._owing):
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.kill(worker.actor)
+
+
+class _Head:
+    """The head of the cluster: whether it is there. Without it Ray would wait, and then end this process."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._missed = 0
+
+    def answers(self) -> bool:
+        """Return whether something listens.
+
+        Raises
+        ------
+        ExecutorError
+            If nothing has for several calls.
+        """
+        try:
+            _check_reachable(self._address)
+        except OSError as error:
+            self._missed += 1
+            if self._missed >= _MAX_MISSED:
+                raise ExecutorError(
+                    f"The head of the Ray cluster, {self._address}, is gone: {error}. What was done is kept; "
+                    "run again when the cluster is back"
+                ) from error
+            return False
+        self._missed = 0
+        return True
 
 
 class _Tale:

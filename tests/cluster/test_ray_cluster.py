@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -273,10 +274,10 @@ def test_an_index_built_on_a_cluster_that_loses_a_node_has_the_same_bytes(
     command += [part for setting in settings for part in ("--set", setting)]
 
     def extracted() -> int:
-        return len([*work.glob("extract/[!.]*.arrow")])
+        return len([*work.glob("extract/done/*.json")])
 
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: (work / "extract").exists() or program.poll() is not None, "there is no stage")
+    wait_until(lambda: [*work.rglob("*.arrow")] or program.poll() is not None, "nothing is read")
     program.send_signal(signal.SIGTERM)
     _, said = program.communicate(timeout=120)
     assert program.returncode == 143, said
@@ -291,3 +292,28 @@ def test_an_index_built_on_a_cluster_that_loses_a_node_has_the_same_bytes(
     assert printed.startswith("{"), "and nothing of Ray's"
     assert '"executor": "ray"' in printed
     assert digests(output) == digests(tmp_path / "here")
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {here!r})
+import cluster_workers as w
+from hippoindex.cluster.ray_executor import RayExecutor
+
+tasks = [w.PlacedTask(i, f"{folder}/{{i}}.out", "linger") for i in range(3)]
+with RayExecutor(address={address!r}) as executor:
+    executor.run(w.make_worker, tasks, print)
+"""
+
+
+def test_the_loss_of_the_head_ends_the_run_with_a_message(cluster: Cluster, tmp_path: Path) -> None:
+    """The last test: there is no cluster after it."""
+    script = SCRIPT.format(here=str(HERE), folder=str(tmp_path), address=cluster.address)
+    program = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: [*tmp_path.glob("*.begun")] or program.poll() is not None, "no task has begun")
+    (head,) = (p for p in cluster.nodes[0].processes() if Path(p.cmdline()[0]).name == "gcs_server")
+    head.kill()
+    _, said = program.communicate(timeout=55)  # after 60 s Ray itself would end the program
+    port = cluster.address.rpartition(":")[2]
+    assert re.search(rf"ExecutorError: The head of the Ray cluster, \S+:{port}, is gone: ", said), said
+    assert program.returncode == 1

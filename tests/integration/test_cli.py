@@ -17,8 +17,13 @@ Run = Callable[..., Any]
     ("command", "mentions"),
     [
         ([], ["index", "retrieve", "evaluate", "inspect", "quickstart", "models", "Exit codes"]),
-        (["index"], ["--corpus", "--output", "--config", "--set", "--executor", "--overwrite", "--json"]),
-        (["retrieve"], ["--index", "--queries", "--output", "--method", "--top-k", "--explain"]),
+        (
+            ["index"],
+            ["--corpus", "--output", "--config", "--set", "--executor", "--address", "--overwrite", "--json"],
+        ),
+        (["append"], ["--executor", "--workers", "--address"]),
+        (["delete"], ["--executor", "--workers", "--address"]),
+        (["retrieve"], ["--index", "--queries", "--output", "--method", "--top-k", "--explain", "--address"]),
         (["evaluate"], ["--methods", "--require", "--output", "--json"]),
         (["inspect"], ["--phrase", "--passage", "--verify"]),
         (["models", "fetch"], ["--json"]),
