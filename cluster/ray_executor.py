@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 import structlog
 
+from hippoindex._version import __version__
 from hippoindex.cluster.executor import (
     DEFAULT_LIMITS,
     ONE_CORE,
@@ -296,17 +297,25 @@ class _ActorPool(Generic[T]):
     def _welcome(self, worker: _Worker[T], node: Future) -> None:
         """Take in an actor that has started, or has failed to."""
         try:
-            worker.node = node.result()
+            worker.node, version = node.result()
         except self._ray.exceptions.RayError as error:
             self._lost_while_starting += 1
             self._start_again_s = time.monotonic() + _START_PAUSE_S
             in_vain = self._lost_while_starting >= _START_ATTEMPTS * self._wanted and not self._nodes()
             if in_vain or getattr(error, "actor_init_failed", False):  # another one would fare no better
-                raise ExecutorError(f"Ray cannot start workers: one {_how_it_was_lost(error)}") from error
+                raise ExecutorError(
+                    f"Ray cannot start workers: one {_how_it_was_lost(error)}. Every node needs what this "
+                    "one has: the same Python, hippoindex and the packages that it needs"
+                ) from error
             _log.warning("a worker was lost before it started", worker=_how_it_was_lost(error))
-        else:
-            self._lost_while_starting = 0
-            self.idle.append(worker)
+            return
+        self._lost_while_starting = 0
+        self.idle.append(worker)
+        if version != __version__:
+            raise ExecutorError(
+                f"A node of the cluster has hippoindex {version}, this one has {__version__}: install the "
+                "same everywhere, or the index would not be the one that either makes"
+            )
 
     def _outcome(self, worker: _Worker[T], task: T, outcome: Future) -> tuple[T, str | None]:
         try:
@@ -417,11 +426,11 @@ class _Actor:
         sys.path.extend(folder for folder in module_path if folder not in sys.path)
         self._runner = TaskRunner(factory)
 
-    def node(self) -> str:
-        """Return the id of the node where this runs."""
+    def node(self) -> tuple[str, str]:
+        """Return the id of the node where this runs, and the version of hippoindex there."""
         import ray
 
-        return ray.get_runtime_context().get_node_id()
+        return ray.get_runtime_context().get_node_id(), __version__
 
     def process(self, task: bytes) -> bytes | None:
         """Process a pickled task; return the pickled failure, if it failed."""
@@ -450,8 +459,10 @@ def _how_it_was_lost(error: Exception) -> str:
     """Say in a few words what Ray says in many."""
     text = " ".join(str(error).split())
     _log.debug("what Ray says of a lost worker", error=type(error).__name__, text=text)
-    address = re.search(r"\bip: ([^\s,]+)", text, re.IGNORECASE)
+    address = re.search(r"\bip(?:: |=)([^\s,]+)", text, re.IGNORECASE)
     where = f" (node {address[1]})" if address else ""
+    if getattr(error, "actor_init_failed", False):
+        return f"failed as it started: {str(error).strip().splitlines()[-1]}{where}"
     said = f"was lost: {type(error).__name__}: {text[:_MAX_QUOTED_CHARS]}"
     return next((end for mark, end in _ENDS if mark in text), said) + where
 

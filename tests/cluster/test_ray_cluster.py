@@ -27,7 +27,7 @@ import structlog
 import hippoindex
 from hippoindex.cluster.ray_executor import RayExecutor
 from hippoindex.cluster.task_queue import Limits, Resources
-from hippoindex.errors import MissingPackageError
+from hippoindex.errors import ExecutorError, MissingPackageError
 from hippoindex.pipeline.build import build_index
 from hippoindex.pipeline.config import load_config
 
@@ -57,7 +57,7 @@ class Node:
     def __init__(self, *arguments: str, log: Path, **environment: str) -> None:
         command = [str(Path(sys.executable).with_name("ray")), "start", *arguments, "--block"]
         command += ["--object-store-memory=80000000", "--disable-usage-stats"]
-        variables = os.environ | _HEALTH | {"RAY_AUTH_MODE": "disabled"} | environment
+        variables = os.environ | _HEALTH | environment
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -126,6 +126,11 @@ def workers() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    from ray._private.authentication import authentication_token_setup
+
+    # All ask for the same token: an earlier test may have made this process do so, for good.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    authentication_token_setup._enable_token_auth()
     made = Cluster()
     try:
         made.add_node()
@@ -233,6 +238,28 @@ def test_a_node_without_memory_does_not_fail_the_run(cluster: Cluster, make_task
     cluster.nodes.remove(node)
     node.remove()
     assert sorted(done) == [0, 1, 2]
+
+
+def test_nodes_with_another_version_are_refused(
+    cluster: Cluster, make_tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hippoindex.cluster.ray_executor.__version__", "0.0.1")
+    with pytest.raises(ExecutorError, match=r"has hippoindex .*, this one has 0\.0\.1: install the"):
+        run(cluster, make_tasks(1, "place"))
+
+
+def test_a_node_that_lacks_the_package_is_named(cluster: Cluster, make_tasks: Any, tmp_path: Path) -> None:
+    (tmp_path / "hippoindex.py").write_text("raise ImportError('there is none')")
+    node = cluster.add_node(PYTHONPATH=str(tmp_path))
+    try:
+        with pytest.raises(ExecutorError) as caught:
+            run(cluster, make_tasks(2, "linger"))
+    finally:
+        cluster.nodes.remove(node)
+        node.remove()
+    assert "Ray cannot start workers: one failed as it started: ImportError: there is none (node " in str(
+        caught.value
+    )
 
 
 def test_the_client_needs_a_package_more(monkeypatch: pytest.MonkeyPatch) -> None:
