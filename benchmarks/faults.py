@@ -1,4 +1,4 @@
-"""Does an index come out whole, whatever happens on the way? Kills, signals, dead workers, a full disk, S3.
+"""Does an index come out whole, whatever happens on the way? Kills, signals, lost nodes, a full disk, S3.
 
     python benchmarks/faults.py            # 50 kills and the other faults
     python benchmarks/faults.py --quick    # 20 kills
@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import resource
+import secrets
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,7 @@ WORKERS = 2
 SETTINGS = ("cluster.shard_passages=4", "cluster.shard_texts=48")
 LINEAGE = {"manifest.json", "SHA256SUMS", "stats.json", "report.html"}
 LATEST_S = 6.0
+LATEST_SHARD = 12
 LONGEST_S = 600.0
 FILE_LIMIT_BYTES = 100_000
 
@@ -111,8 +113,8 @@ class Job:
                 shutil.rmtree(place, ignore_errors=True)
         self.prepare()
 
-    def start(self, **options: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "hippoindex.cli", "--log-level", "error", *self.arguments]
+    def start(self, *more: str, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "hippoindex.cli", "--log-level", "error", *self.arguments, *more]
         return subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, **options
         )
@@ -142,6 +144,7 @@ def main() -> int:
             repeated("SIGKILL of append", append, kill_group, others, rng),
             repeated("SIGKILL of delete", delete, kill_group, others, rng),
         ]
+        outcomes.append(killed_nodes(index, -(-others // 2), rng))
         with s3_prefix() as prefix:
             remote = on_s3(index, prefix)
             outcomes.append(repeated("SIGKILL, output on S3", remote, kill_group, others, rng))
@@ -350,6 +353,35 @@ def no_space(job: Job) -> Outcome:
     same = code == 3 and code_after == 0 and digests(job.output) == job.expected
     print(f"no space: first exit {code}, {len(before)} shards kept", file=sys.stderr, flush=True)
     return Outcome("no space left on the disk", 1, int(same and not lost), lost)
+
+
+def killed_nodes(job: Job, times: int, rng: np.random.Generator) -> Outcome:
+    """Kill one of two nodes of a Ray cluster in the middle of extraction; the command must not notice."""
+    sys.path.append(str(ROOT / "tests" / "cluster"))
+    from ray_nodes import Cluster
+
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    survived = lost = 0
+    for number in range(times):
+        job.reset()
+        cluster = Cluster()
+        try:
+            cluster.add_node()
+            doomed = cluster.add_node()
+            process = job.start("--address", cluster.address)
+            shards = int(rng.integers(1, LATEST_SHARD))
+            while process.poll() is None and len(committed(job)) < shards:
+                time.sleep(0.05)
+            doomed.kill_raylet()
+            before = committed(job)
+            code = process.wait()
+        finally:
+            cluster.remove()
+        missing = gone(before, job, finished=code == 0) + broken(job)
+        survived += int(code == 0 and not missing and digests(job.output) == job.expected)
+        lost += missing
+        print(f"SIGKILL of a Ray node: {number + 1} of {times}", file=sys.stderr, flush=True)
+    return Outcome("SIGKILL of a Ray node", times, survived, lost)
 
 
 def table(outcomes: list[Outcome]) -> Table:

@@ -7,20 +7,15 @@ import importlib
 import os
 import re
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 import structlog
 
@@ -34,87 +29,9 @@ from hippoindex.pipeline.config import load_config
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+ray_nodes = importlib.import_module("ray_nodes")
 SAMPLE = Path(hippoindex.__file__).parent / "sample" / "passages.jsonl"
-#: The head finds out quickly that a node is dead.
-_HEALTH = {
-    "RAY_health_check_initial_delay_ms": "500",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-}
-
-
-def wait_until(holds: Callable[[], object], message: str, timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.05)
-
-
-class Node:
-    """The processes of a node: ``ray start`` in the foreground and what it starts."""
-
-    def __init__(self, *arguments: str, log: Path, **environment: str) -> None:
-        command = [str(Path(sys.executable).with_name("ray")), "start", *arguments, "--block"]
-        command += ["--object-store-memory=80000000", "--disable-usage-stats"]
-        variables = os.environ | _HEALTH | environment
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        wait_until(
-            lambda: self.process.poll() is not None or "Ray runtime started" in log.read_text(),
-            f"a node did not start: {log.read_text()}",
-        )
-        assert self.process.poll() is None, log.read_text()
-
-    def processes(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def kill_raylet(self) -> None:
-        """Kill what makes it a node, and wait until its workers are gone."""
-        processes = self.processes()
-        (raylet,) = (p for p in processes if Path(p.cmdline()[0]).name == "raylet")
-        workers = [process for process in processes if "_Actor" in "".join(process.cmdline())]
-        raylet.kill()
-        assert psutil.wait_procs([raylet, *workers], timeout=60)[1] == []
-
-    def remove(self) -> None:
-        if self.process.poll() is None:
-            left = self.processes()
-            self.process.kill()
-            for process in left:
-                if process.is_running():
-                    process.kill()
-        self.process.wait()
-
-
-class Cluster:
-    """A head without room for workers, and nodes for one worker each."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # short: Ray puts sockets there
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        port = self.address.rpartition(":")[2]
-        head = ["--head", f"--port={port}", "--num-cpus=0", f"--temp-dir={self.folder}"]
-        self.nodes: list[Node] = []
-        self._add(*head, "--include-dashboard=false")
-
-    def _add(self, *arguments: str, **environment: str) -> Node:
-        log = self.folder / f"node-{secrets.token_hex(4)}.log"
-        self.nodes.append(Node(*arguments, log=log, **environment))
-        return self.nodes[-1]
-
-    def add_node(self, **environment: str) -> Node:
-        return self._add(f"--address={self.address}", "--num-cpus=1", **environment)
-
-    def remove(self) -> None:
-        for node in reversed(self.nodes):
-            node.remove()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +42,13 @@ def workers() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[ray_nodes.Cluster]:
     from ray._private.authentication import authentication_token_setup
 
     # All ask for the same token: an earlier test may have made this process do so, for good.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     authentication_token_setup._enable_token_auth()
-    made = Cluster()
+    made = ray_nodes.Cluster()
     try:
         made.add_node()
         yield made
@@ -144,7 +61,7 @@ def make_tasks(tmp_path: Path, workers: ModuleType) -> Callable[[int, str], list
     return lambda count, do: [workers.PlacedTask(i, str(tmp_path / f"{i}.out"), do) for i in range(count)]
 
 
-def run(cluster: Cluster, tasks: list[Any], *rest: Any, limits: Limits | None = None) -> Any:
+def run(cluster: ray_nodes.Cluster, tasks: list[Any], *rest: Any, limits: Limits | None = None) -> Any:
     """Run tasks on the cluster; return the numbers of those done, their nodes, and the log."""
     done: list[int] = []
     make_worker = importlib.import_module("cluster_workers").make_worker
@@ -161,7 +78,7 @@ def in_background(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_a_node_that_comes_during_the_run_is_used(cluster: Cluster, make_tasks: Any) -> None:
+def test_a_node_that_comes_during_the_run_is_used(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
     """There is one node at first, whose task waits for the other's."""
     with RayExecutor(address=cluster.address) as executor:
         assert executor.workers == 1
@@ -169,7 +86,7 @@ def test_a_node_that_comes_during_the_run_is_used(cluster: Cluster, make_tasks: 
     begun = tasks[0].folder
 
     def come() -> None:
-        wait_until(lambda: list(begun.glob("*.begun")), "no task has begun")
+        ray_nodes.wait_until(lambda: list(begun.glob("*.begun")), "no task has begun")
         cluster.add_node()
 
     coming = in_background(come)
@@ -181,7 +98,7 @@ def test_a_node_that_comes_during_the_run_is_used(cluster: Cluster, make_tasks: 
     assert told == [(1, 1), (2, 2)]
 
 
-def test_workers_get_what_they_need(cluster: Cluster, make_tasks: Any) -> None:
+def test_workers_get_what_they_need(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
     """Two nodes of one CPU hold four workers that need half of one."""
     done, places, _ = run(cluster, make_tasks(4, "gather"), Resources(num_cpus=0.5))
     assert sorted(done) == [0, 1, 2, 3]
@@ -189,7 +106,9 @@ def test_workers_get_what_they_need(cluster: Cluster, make_tasks: Any) -> None:
     assert len({pid for _, pid in places}) == 4
 
 
-def test_a_killed_node_costs_only_the_shards_that_were_on_it(cluster: Cluster, make_tasks: Any) -> None:
+def test_a_killed_node_costs_only_the_shards_that_were_on_it(
+    cluster: ray_nodes.Cluster, make_tasks: Any
+) -> None:
     tasks = make_tasks(6, "outlive")
     folder = tasks[0].folder
     doomed = cluster.nodes.pop()
@@ -199,7 +118,7 @@ def test_a_killed_node_costs_only_the_shards_that_were_on_it(cluster: Cluster, m
             files = list(folder.glob("*.begun"))
             return {file.read_text(): int(file.name.split(".")[2]) for file in files}
 
-        wait_until(lambda: len(nodes()) == 2, "the nodes are not at work")
+        ray_nodes.wait_until(lambda: len(nodes()) == 2, "the nodes are not at work")
         pids = {process.pid for process in doomed.processes()}
         (node,) = (node for node, pid in nodes().items() if pid in pids)
         doomed.kill_raylet()
@@ -217,14 +136,14 @@ def test_a_killed_node_costs_only_the_shards_that_were_on_it(cluster: Cluster, m
     assert lost[0]["worker"].startswith("was lost with its node (node ")
 
 
-def test_a_node_without_memory_does_not_fail_the_run(cluster: Cluster, make_tasks: Any) -> None:
+def test_a_node_without_memory_does_not_fail_the_run(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
     """Ray kills whatever runs on it, while it starts or at a task."""
     node = cluster.add_node(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="100")
     tasks = make_tasks(3, "linger")
     with structlog.testing.capture_logs() as log:
 
         def relieve() -> None:
-            wait_until(
+            ray_nodes.wait_until(
                 lambda: any("low on memory" in entry.get("worker", "") for entry in log), "no worker lost"
             )
             (tasks[0].folder / "enough").touch()
@@ -241,14 +160,16 @@ def test_a_node_without_memory_does_not_fail_the_run(cluster: Cluster, make_task
 
 
 def test_nodes_with_another_version_are_refused(
-    cluster: Cluster, make_tasks: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: ray_nodes.Cluster, make_tasks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hippoindex.cluster.ray_executor.__version__", "0.0.1")
     with pytest.raises(ExecutorError, match=r"has hippoindex .*, this one has 0\.0\.1: install the"):
         run(cluster, make_tasks(1, "place"))
 
 
-def test_a_node_that_lacks_the_package_is_named(cluster: Cluster, make_tasks: Any, tmp_path: Path) -> None:
+def test_a_node_that_lacks_the_package_is_named(
+    cluster: ray_nodes.Cluster, make_tasks: Any, tmp_path: Path
+) -> None:
     (tmp_path / "hippoindex.py").write_text("raise ImportError('there is none')")
     node = cluster.add_node(PYTHONPATH=str(tmp_path))
     try:
@@ -269,11 +190,13 @@ def test_the_client_needs_a_package_more(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_auto_joins_the_cluster_that_the_environment_names(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: ray_nodes.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     with RayExecutor(address="auto") as executor:
-        wait_until(lambda: executor.workers == len(cluster.nodes) - 1, "not one for each node but the head")
+        ray_nodes.wait_until(
+            lambda: executor.workers == len(cluster.nodes) - 1, "not one for each node but the head"
+        )
 
 
 def digests(index: Path) -> dict[str, str]:
@@ -286,7 +209,7 @@ def digests(index: Path) -> dict[str, str]:
 
 
 def test_an_index_built_on_a_cluster_that_loses_a_node_has_the_same_bytes(
-    cluster: Cluster, tmp_path: Path
+    cluster: ray_nodes.Cluster, tmp_path: Path
 ) -> None:
     """A first run is ended by a signal as it joins; under the second a node is killed."""
     settings = ["cluster.shard_passages=4", "cluster.shard_texts=64"]
@@ -304,14 +227,14 @@ def test_an_index_built_on_a_cluster_that_loses_a_node_has_the_same_bytes(
         return len([*work.glob("extract/done/*.json")])
 
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: [*work.rglob("*.arrow")] or program.poll() is not None, "nothing is read")
+    ray_nodes.wait_until(lambda: [*work.rglob("*.arrow")] or program.poll() is not None, "nothing is read")
     program.send_signal(signal.SIGTERM)
     _, said = program.communicate(timeout=120)
     assert program.returncode == 143, said
     assert not output.exists()
 
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: extracted() >= 4 or program.poll() is not None, "nothing is extracted")
+    ray_nodes.wait_until(lambda: extracted() >= 4 or program.poll() is not None, "nothing is extracted")
     assert program.poll() is None
     doomed.kill_raylet()
     printed, said = program.communicate(timeout=300)
@@ -333,11 +256,13 @@ with RayExecutor(address={address!r}) as executor:
 """
 
 
-def test_the_loss_of_the_head_ends_the_run_with_a_message(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_loss_of_the_head_ends_the_run_with_a_message(cluster: ray_nodes.Cluster, tmp_path: Path) -> None:
     """The last test: there is no cluster after it."""
     script = SCRIPT.format(here=str(HERE), folder=str(tmp_path), address=cluster.address)
     program = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: [*tmp_path.glob("*.begun")] or program.poll() is not None, "no task has begun")
+    ray_nodes.wait_until(
+        lambda: [*tmp_path.glob("*.begun")] or program.poll() is not None, "no task has begun"
+    )
     (head,) = (p for p in cluster.nodes[0].processes() if Path(p.cmdline()[0]).name == "gcs_server")
     head.kill()
     _, said = program.communicate(timeout=55)  # after 60 s Ray itself would end the program
