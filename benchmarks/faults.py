@@ -360,7 +360,7 @@ def killed_nodes(job: Job, times: int, rng: np.random.Generator) -> Outcome:
     sys.path.append(str(ROOT / "tests" / "cluster"))
     from ray_nodes import Cluster
 
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     survived = lost = 0
     for number in range(times):
         job.reset()
