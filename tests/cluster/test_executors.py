@@ -209,10 +209,10 @@ def test_a_shard_that_hangs_every_worker_fails_the_run_and_says_so(
     executor: Executor, factory: Any, make_tasks: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(ExecutorError) as caught:
-        run(limited(executor, Limits(1, 6.0)), factory, make_tasks(4, "hang", only=1))
+        run(limited(executor, Limits(1, 12.0)), factory, make_tasks(4, "hang", only=1))
     assert str(caught.value) == (
         "Could not process shard 1 (/in/1.Arrow): it lost its worker once, which is all that "
-        "cluster.shard_attempts allows. The worker hung: it took more than 6 s (cluster.shard_timeout_s). "
+        "cluster.shard_attempts allows. The worker hung: it took more than 12 s (cluster.shard_timeout_s). "
         "What was done is kept; if the shard is merely slow, raise cluster.shard_timeout_s."
     )
     assert {file.name for file in tmp_path.glob("[0-9].out")} == {"0.out", "2.out", "3.out"}, (

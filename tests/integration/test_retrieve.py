@@ -218,7 +218,7 @@ def missed(answers: Answers, number: int) -> set[str]:
 def test_another_embedding_model_than_the_index_has_is_refused(retriever: Retriever) -> None:
     content = json.loads((retriever.index.path / "manifest.json").read_text())
     content["stages"]["embed"]["embedder"] = "0" * 64
-    other = Index(retriever.index.path, Manifest.model_validate(content))
+    other = Index(retriever.index.path, Manifest.model_validate(content), "index")
     with pytest.raises(ModelError, match="their vectors cannot be compared"):
         Retriever(other)
 

@@ -458,16 +458,16 @@ def test_appending_to_a_hub_of_equal_vectors_is_bounded(method: str) -> None:
 @pytest.mark.slow
 def test_lists_bear_a_hub_of_near_duplicates() -> None:
     rng = np.random.default_rng(0)
-    hub = np.eye(16)[0] + 0.012 * rng.standard_normal((100_000, 16))
+    hub = np.eye(16)[0] + 0.012 * rng.standard_normal((40_000, 16))
     hub = (hub / np.linalg.norm(hub, axis=1, keepdims=True)).astype(np.float32)
     tracemalloc.start()
     started = time.process_time()
     result = join(hub, max_neighbors=30, method="ivf", sample=100)
-    assert time.process_time() - started < 120.0  # a minute on two cores
-    assert tracemalloc.get_traced_memory()[1] < 2**30
+    assert time.process_time() - started < 60.0
+    assert tracemalloc.get_traced_memory()[1] < 2**29
     tracemalloc.stop()
     assert result.recall.estimate > 0.98
-    assert 100_000 * 15 < len(result.pairs.first) < 100_000 * 30
+    assert 40_000 * 15 < len(result.pairs.first) < 40_000 * 30
 
 
 def test_pairs_found_by_lists_are_true_and_enough() -> None:
