@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from hippoindex.cluster.executor import choose_executor
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.bulk import rank_in_shards
-from hippoindex.pipeline.config import ClusterConfig, RetrieveConfig, load_config
+from hippoindex.pipeline.config import ClusterConfig, load_config
 from hippoindex.pipeline.evaluate import evaluate
+from hippoindex.pipeline.parity import check_index, retrieve_settings
 from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
 from hippoindex.pipeline.retrieve.base import Ranking, Seeds
 from hippoindex.pipeline.retrieve.engine import Retriever, find_seeds
@@ -60,6 +61,8 @@ class Answers:
             "method": self.method,
             "solver": self.ranking.solver,
             "certified_share": self.ranking.certified_share,
+            "fallbacks": self.ranking.fallbacks,
+            "notes": self.ranking.notes,
             "seconds_s": round(self.seconds_s, 3),
             "queries_per_s": round(len(self.queries) / self.seconds_s, 1),
         }
@@ -92,6 +95,8 @@ def answer_queries(
     top_k: int | None = None,
     explain: bool = False,
     overrides: Iterable[str] = (),
+    config: str | Path | None = None,
+    parity: str | None = None,
     cluster: ClusterConfig = ClusterConfig(),  # noqa: B008 - immutable
     work: str | Path | None = None,
 ) -> Answers:
@@ -108,6 +113,8 @@ def answer_queries(
         Whether to find the path to each passage; the graph methods only.
     overrides : iterable of str
         ``retrieve.key=value`` settings in place of those stored with the index.
+    config, parity
+        See :func:`open_retriever`.
     cluster : ClusterConfig
         Where questions are ranked: in this process where the executor is ``auto`` and neither workers nor an
         address are given, else in shards by workers.
@@ -124,7 +131,7 @@ def answer_queries(
     UsageError
         If a method or setting is unknown, or ``explain`` is asked of a method without seeds.
     """
-    retriever = open_retriever(index, overrides)
+    retriever = open_retriever(index, overrides, config=config, parity=parity)
     found = read_gold(retriever.index, queries).queries
     name = method or retriever.config.method
     started = time.perf_counter()
@@ -167,7 +174,14 @@ def explain_ranking(
 
 
 def evaluate_queries(
-    index: str | Path, queries: str | Path, methods: Sequence[str], *, overrides: Iterable[str] = ()
+    index: str | Path,
+    queries: str | Path,
+    methods: Sequence[str],
+    *,
+    overrides: Iterable[str] = (),
+    config: str | Path | None = None,
+    parity: str | None = None,
+    allow_missing: bool = False,
 ) -> dict[str, Any]:
     """Measure methods on a file of questions with gold passages; see :func:`evaluate`.
 
@@ -177,32 +191,63 @@ def evaluate_queries(
     methods : sequence of str
     overrides : iterable of str
         ``retrieve.key=value`` settings in place of those stored with the index.
+    config, parity
+        See :func:`open_retriever`.
+    allow_missing : bool
+        Whether gold passages that are not in the index are counted instead of refused.
 
     Returns
     -------
     dict
     """
-    retriever = open_retriever(index, overrides)
-    return evaluate(retriever, read_gold(retriever.index, queries).queries, methods)
+    retriever = open_retriever(index, overrides, config=config, parity=parity)
+    found = read_gold(retriever.index, queries).queries
+    return evaluate(retriever, found, methods, allow_missing=allow_missing)
 
 
-def open_retriever(index: str | Path, overrides: Iterable[str] = ()) -> Retriever:
-    """Open an index for retrieval, with ``retrieve.key=value`` settings in place of the stored ones.
+def open_retriever(
+    index: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    config: str | Path | None = None,
+    parity: str | None = None,
+) -> Retriever:
+    """Open an index for retrieval, with other settings in place of the stored ones.
+
+    Parameters
+    ----------
+    index : str or Path
+    overrides : iterable of str
+        ``retrieve.key=value`` settings; they go before all others.
+    config : str or Path, optional
+        YAML file whose section ``retrieve`` is applied to the stored settings, as ``hippoindex tune`` writes
+        it.
+    parity : str, optional
+        "hipporag1" or "hipporag2": rank as the authors' code does.
 
     Raises
     ------
     UsageError
-        If a setting of another section is given: those were fixed when the index was built.
+        If a setting of another section is given: those were fixed when the index was built. If an index was
+        not built for the parity that is asked for.
     """
     opened = open_index(index)
     settings = list(overrides)
     for setting in settings:
         if not setting.startswith("retrieve."):
             raise UsageError(f"--set {setting}: only retrieve.* can be set once an index is built")
-    stored = opened.manifest.config["retrieve"]
-    kept = [f"retrieve.{name}={json.dumps(value)}" for name, value in stored.items()]
-    config: RetrieveConfig = load_config(overrides=[*kept, *settings]).retrieve
-    return Retriever(opened, config)
+    kept = _as_settings(opened.manifest.config["retrieve"])
+    if config is not None:
+        given = load_config(config).model_dump(mode="json", exclude_unset=True)
+        kept += _as_settings(given.get("retrieve", {}))
+    if parity is not None:
+        kept += retrieve_settings(parity)
+        check_index(opened.path, opened.manifest.config)
+    return Retriever(opened, load_config(overrides=[*kept, *settings]).retrieve)
+
+
+def _as_settings(values: Mapping[str, Any]) -> list[str]:
+    return [f"retrieve.{name}={json.dumps(value)}" for name, value in values.items()]
 
 
 def read_gold(index: Index, queries: str | Path) -> QuerySet:

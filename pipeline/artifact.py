@@ -23,8 +23,9 @@ from pydantic import Field
 from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
-from hippoindex.kernels.simjoin import KeptLists
-from hippoindex.pipeline.config import Section
+from hippoindex.kernels.simjoin import KeptLists, Pairs
+from hippoindex.pipeline.config import GraphConfig, Section
+from hippoindex.pipeline.graph import build_graph
 from hippoindex.pipeline.remote import fetch, is_remote
 from hippoindex.reader import MANIFEST as MANIFEST
 from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
@@ -189,7 +190,7 @@ class Index:
         arrays: dict[str, Any] = {name: self._array(f"lists/{name}.npy") for name in LIST_ARRAYS}
         return KeptLists(**arrays, **kept)
 
-    def pusher(self, damping: float, *, phrases_only: bool = False) -> Pusher:
+    def pusher(self, damping: float, *, phrases_only: bool = False, synonyms: bool = True) -> Pusher:
         """Return what pushes over the graph; it is made once and keeps its memory.
 
         Parameters
@@ -197,17 +198,33 @@ class Index:
         damping : float
         phrases_only : bool
             Whether to walk phrases alone and rank them, instead of the whole graph and its passages.
+        synonyms : bool
+            Whether to follow synonym edges.
         """
-        key = damping, phrases_only
+        key = damping, phrases_only, synonyms
         if key not in self._pushers:
-            graph = self.phrase_graph if phrases_only else self.graph
+            graph = self.walked_graph(phrases_only=phrases_only, synonyms=synonyms)
             candidates = None if phrases_only else (self.n_phrases, graph.n_nodes)
             self._pushers[key] = Pusher(graph, damping, candidates=candidates)
         return self._pushers[key]
 
     @cached_property
-    def _pushers(self) -> dict[tuple[float, bool], Pusher]:
+    def _pushers(self) -> dict[tuple[float, bool, bool], Pusher]:
         return {}
+
+    def walked_graph(self, *, phrases_only: bool = False, synonyms: bool = True) -> Graph:
+        """Return the whole graph or the phrases' alone, with or without synonym edges."""
+        if synonyms:
+            return self.phrase_graph if phrases_only else self.graph
+        graph = self._graph_without_synonyms
+        return graph.head(self.n_phrases) if phrases_only else graph
+
+    @cached_property
+    def _graph_without_synonyms(self) -> Graph:
+        none = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+        config = GraphConfig.model_validate(self.manifest.config["graph"])
+        counts = self.facts["count"].to_numpy()
+        return build_graph(self.fact_ends, counts, self.occurrence, none, config)[0]
 
     @cached_property
     def phrase_graph(self) -> Graph:
@@ -221,6 +238,31 @@ class Index:
             self._array(f"occurrence/{n}.npy") for n in ("indptr", "indices", "counts")
         )
         return sp.csr_matrix((counts, indices, indptr), shape=(self.n_phrases, self.n_passages))
+
+    @cached_property
+    def held(self) -> sp.csr_matrix:
+        """1 where a passage holds a phrase, shape (phrases, passages), float32."""
+        return (self.occurrence > 0).astype(np.float32)
+
+    @cached_property
+    def mentions_of_passages(self) -> tuple[sp.csr_array, NDArray[np.float64]]:
+        """1 where a passage holds a phrase, shape (passages, phrases), float64, and the number of them."""
+        held: Any = self.held.T.tocsr().astype(np.float64)
+        return sp.csr_array(held), np.diff(held.indptr).astype(np.float64)
+
+    @cached_property
+    def held_per_fact(self) -> sp.csr_matrix:
+        """Distinct facts of a passage that have a phrase as an end, shape (phrases, passages), float32."""
+        holders = self.facts["passage_ids"].combine_chunks()
+        facts = np.repeat(np.arange(len(holders)), holders.value_lengths().to_numpy())
+        rows = {name: row for row, name in enumerate(self.passages["passage_id"].to_pylist())}
+        columns = np.array([rows[name] for name in holders.flatten().to_pylist()], dtype=np.int64)
+        subjects, objects = self.fact_ends[facts].T
+        apart = subjects != objects
+        phrases = np.concatenate([subjects, objects[apart]])
+        ones = np.ones(len(phrases), dtype=np.float32)
+        passages = np.concatenate([columns, columns[apart]])
+        return sp.csr_matrix((ones, (phrases, passages)), shape=(self.n_phrases, self.n_passages))
 
     @cached_property
     def passage_counts(self) -> NDArray[np.int32]:

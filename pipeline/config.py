@@ -146,12 +146,44 @@ class RetrieveConfig(Section):
     phrase_top_k: int | None = Field(default=None, ge=1)
     """Phrases kept of those of the nearest facts; ``None`` is 5 for ``hipporag2``, all for ``hippoindex``."""
     entity_min_cosine: float = Field(default=0.6, ge=-1.0, le=1.0)
-    """``hippoindex``: an entity whose nearest phrase is not above this seeds nothing."""
+    """``hippoindex``: an entity whose nearest phrase is not above this joins no fact's phrases as a seed."""
+    entity_weight: float = Field(default=1.0, ge=0.0)
+    """``hippoindex``: exponent of the walk from the entities alone."""
+    dense_weight: float = Field(default=8.0, ge=0.0)
+    """``hippoindex``: what the nearest passage's log score gains over the farthest's."""
+    feedback_weight: float = Field(default=0.7, ge=0.0)
+    """``hippoindex``: exponent of the walk from the passages found so far."""
+    feedback_top_k: int = Field(default=10, ge=1)
+    """``hippoindex``: passages from which that walk starts."""
+    floor: float = Field(default=3e-3, gt=0.0, le=1.0)
+    """``hippoindex``: what a passage that a walk does not reach has of the best one's probability."""
+    linking: Literal["ner-to-node", "query-to-node", "query-to-fact"] | None = None
+    """How questions find seeds, for ``hipporag1`` and ``hipporag2``; ``None`` is each one's own way."""
+    node_specificity: bool = True
+    """Whether a seed's weight is divided by the number of passages that hold the phrase."""
+    synonym_edges: bool = True
+    """Whether walks follow synonym edges."""
+    passage_nodes: bool | None = None
+    """``hipporag1`` and ``hipporag2``: walk passages too and rank them by their own node, or walk phrases
+    alone and rank passages by the sum of theirs; ``None`` is each one's own way."""
+    walk: Literal["ppr", "seeds", "neighbours"] = "ppr"
+    """In place of PPR: the seeds' own weights, or those and half the least of them for each neighbour."""
+    ensemble_cosine: float | None = Field(default=None, ge=-1.0, le=1.0)
+    """``hipporag1``: where the farthest entity's nearest phrase is not above this, scaled graph and dense
+    scores are averaged (HippoRAG: 0.9); ``None`` never."""
+    mentions: Literal["once", "per-fact"] = "once"
+    """How often a phrase counts in a passage's sum: HippoRAG 1's code counts it once for each fact."""
+    ties: Literal["first", "last"] = "first"
+    """Which of equally scored passages comes first, by row; HippoRAG's code takes the last one."""
+    fact_instruction: str = ""
+    passage_instruction: str = ""
+    """Put before the question when it is embedded to find facts, or passages."""
     solver: Literal["auto", "push", "power"] = "auto"
     """``push`` starts from the seeds alone and takes the passages' part from what was precomputed; ``power``
     iterates over the whole graph. ``auto`` pushes where the index holds the pieces for this damping."""
-    epsilon: float = Field(default=1e-8, gt=0.0)
-    """``push`` leaves at most this much unspread mass per unit of degree on a node, of a total of 1."""
+    epsilon: float | None = Field(default=None, gt=0.0)
+    """``push`` leaves at most this much unspread mass per unit of degree on a node, of a total of 1; ``None``
+    is 1e-6 for ``hippoindex``, whose floor hides more than that, and 1e-8 for the others."""
     tolerance: float = Field(default=1e-6, gt=0.0)
     """L1 error at which ``power`` stops."""
     memory_bytes: int = Field(default=512 * 2**20, ge=2**20)

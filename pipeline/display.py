@@ -15,6 +15,7 @@ from rich.table import Table
 
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, Manifest
+from hippoindex.pipeline.evaluation_report import METRICS, best_figures
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.retrieve.base import Ranking
 from hippoindex.pipeline.retrieve.seeds import fact_text
@@ -75,23 +76,48 @@ def build_summary(result: BuildResult) -> RenderableType:
 
 
 def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
-    """Return the table of an evaluation: one row per method, recalls in percent."""
-    metrics = {
-        "R@2": "recall@2",
-        "R@5": "recall@5",
-        "R@10": "recall@10",
-        "all@2": "all_recall@2",
-        "all@5": "all_recall@5",
-    }
+    """Return the table of an evaluation: one row per method, recalls in percent, the best ones in bold."""
+    best = best_figures(report["methods"])
     table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for heading in (*metrics, r"R@5 - dense \[95 %]"):
+    for heading in (*METRICS, r"R@5 - dense \[95 %]"):
         table.add_column(heading, justify="right", no_wrap=True)
+    said = []
     for name, row in report["methods"].items():
         mean, low, high = row["delta_recall@5"]
         interval = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-        cells = [f"{row[metric]:.1f}" for metric in metrics.values()]
+        shown = {metric: f"{row[metric]:.1f}" for metric in METRICS.values()}
+        cells = [f"[bold]{text}[/]" if float(text) == best[m] else text for m, text in shown.items()]
         table.add_row(name, *cells, escape(interval))
+        if row.get("fallbacks"):
+            said.append(
+                f"{name}: {row['fallbacks']} questions without a phrase, ranked by their dense scores"
+            )
+        if row.get("notes"):
+            said.append(f"{name}: {row['notes']}")
+    return Group(table, *map(escape, said))
+
+
+def comparison_table(result: Mapping[str, Any]) -> RenderableType:
+    """Return the table of two evaluations compared question by question."""
+    title = f"{result['n']} questions: {escape(result['second'])} against {escape(result['first'])}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("method", no_wrap=True)
+    for heading in ("metric", "first", "second", r"second - first \[95 %]", "p", "better", "worse"):
+        table.add_column(heading, justify="left" if heading == "metric" else "right", no_wrap=True)
+    for row in result["rows"]:
+        name = row["method"] if row["method"] == row["other"] else f"{row['method']} : {row['other']}"
+        mean, low, high = row["difference"]
+        table.add_row(
+            escape(name),
+            row["metric"],
+            f"{row['first']:.1f}",
+            f"{row['second']:.1f}",
+            escape(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"),
+            f"{row['p']:.4f}",
+            str(row["better"]),
+            str(row["worse"]),
+        )
     return table
 
 

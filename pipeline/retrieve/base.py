@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,21 @@ from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
 
 
+class Fact(NamedTuple):
+    """A fact of the index, in words."""
+
+    subject: str
+    predicate: str
+    object: str
+
+
+FactFilter = Callable[[Sequence[str], Sequence[Sequence[Fact]]], Sequence[Sequence[int]]]
+"""Recognition memory (HippoRAG 2, section 3.3): for each of many questions, which of its facts to keep.
+
+It is given the questions, and for each its facts, nearest first; it returns the positions of those it keeps.
+"""
+
+
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
     """Questions with what the methods need of them.
@@ -22,19 +38,40 @@ class QueryBatch:
     ----------
     questions : sequence of str, length Q
     vectors : ndarray of float32, shape (Q, d)
-        L2-normalised embeddings of the questions.
+        L2-normalised embeddings of the questions, to find passages.
     entities : sequence of sequence of str
         Normalised phrases of each question's entities.
     entity_vectors : sequence of ndarray of float32, shape (entities of the question, d)
+    fact_vectors : ndarray of float32, shape (Q, d), or None
+        Embeddings to find facts and phrases; ``None`` where they are ``vectors``.
+    fact_filter : FactFilter or None
     """
 
     questions: Sequence[str]
     vectors: NDArray[np.float32]
     entities: Sequence[Sequence[str]]
     entity_vectors: Sequence[NDArray[np.float32]]
+    fact_vectors: NDArray[np.float32] | None = None
+    fact_filter: FactFilter | None = None
 
     def __len__(self) -> int:
         return len(self.questions)
+
+    @property
+    def linking_vectors(self) -> NDArray[np.float32]:
+        """What facts and phrases are compared with, shape (Q, d)."""
+        return self.vectors if self.fact_vectors is None else self.fact_vectors
+
+    def take(self, numbers: NDArray[np.int64]) -> QueryBatch:
+        """Return some of the questions."""
+        return replace(
+            self,
+            questions=[self.questions[n] for n in numbers],
+            vectors=self.vectors[numbers],
+            entities=[self.entities[n] for n in numbers],
+            entity_vectors=[self.entity_vectors[n] for n in numbers],
+            fact_vectors=None if self.fact_vectors is None else self.fact_vectors[numbers],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +88,24 @@ class Ranking:
     certified_k : ndarray of int64, shape (Q,), or None
         The first so many passages of each question are proven to be the best, as a set, up to rounding;
         ``None`` where the solver proves nothing.
+    fell_back : ndarray of bool, shape (Q,), or None
+        Questions that no phrase could be found for, ranked by the cosine of their passages; ``None`` where
+        the method does not look for phrases.
+    notes : str
+        What a reader of the figures must know.
     """
 
     rows: NDArray[np.int64]
     scores: NDArray[np.float64]
     solver: str = ""
     certified_k: NDArray[np.int64] | None = None
+    fell_back: NDArray[np.bool_] | None = None
+    notes: str = ""
+
+    @property
+    def fallbacks(self) -> int | None:
+        """Number of questions that fell back; ``None`` where the method does not look for phrases."""
+        return None if self.fell_back is None else int(self.fell_back.sum())
 
     @property
     def certified_share(self) -> float | None:
@@ -87,21 +136,32 @@ class Seeds:
 Method = Callable[[Index, QueryBatch, RetrieveConfig], Ranking]
 
 
-def top_k(scores: NDArray[np.floating], k: int) -> Ranking:
-    """Return the k highest scores of each row; equal scores in column order.
+def top_k(scores: NDArray[np.floating], k: int, ties: Literal["first", "last"] = "first") -> Ranking:
+    """Return the k highest scores of each row.
 
     Parameters
     ----------
     scores : ndarray, shape (Q, passages)
     k : int
+    ties : {"first", "last"}
+        Which of equal scores comes first, by column.
 
     Returns
     -------
     Ranking
         With ``min(k, passages)`` columns.
     """
-    order = largest_of_rows(np.ascontiguousarray(scores), k)
+    ordered = scores if ties == "first" else scores[:, ::-1]
+    order = largest_of_rows(np.ascontiguousarray(ordered), k)
+    if ties == "last":
+        order = scores.shape[1] - 1 - order
     return Ranking(order, np.take_along_axis(scores, order, axis=1).astype(np.float64))
+
+
+def joined(rankings: Sequence[Ranking], **values: object) -> Ranking:
+    """Return rankings of consecutive questions as one, with other values of its remaining attributes."""
+    rows, scores = (np.concatenate([getattr(r, name) for r in rankings]) for name in ("rows", "scores"))
+    return replace(Ranking(rows, scores), **values)  # type: ignore[arg-type]
 
 
 def min_max(scores: NDArray[np.floating]) -> NDArray[np.floating]:

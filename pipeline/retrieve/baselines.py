@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
-from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, top_k
+from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, joined, top_k
 
 BLOCK_QUERIES = 256
 
@@ -25,16 +25,16 @@ def bm25(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
         known = [word for word in words if word in vocabulary]
         if known:
             scores[row] = retriever.get_scores(known)
-    return top_k(scores, config.top_k)
+    return top_k(scores, config.top_k, config.ties)
 
 
 def dense(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
     """Rank by the cosine of question and passage embeddings."""
     parts = [
-        top_k(dense_scores(index, queries.vectors[start : start + BLOCK_QUERIES]), config.top_k)
+        top_k(dense_scores(index, queries.vectors[start : start + BLOCK_QUERIES]), config.top_k, config.ties)
         for start in range(0, len(queries), BLOCK_QUERIES)
     ]
-    return Ranking(np.concatenate([p.rows for p in parts]), np.concatenate([p.scores for p in parts]))
+    return joined(parts)
 
 
 def dense_scores(index: Index, vectors: NDArray[np.float32]) -> NDArray[np.float32]:

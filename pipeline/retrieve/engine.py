@@ -20,9 +20,10 @@ from hippoindex.pipeline.extract.query_entities import query_entities
 from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
-from hippoindex.pipeline.retrieve.base import Method, QueryBatch, Ranking, Seeds, find_method
+from hippoindex.pipeline.retrieve.base import FactFilter, Method, QueryBatch, Ranking, Seeds, find_method
 from hippoindex.pipeline.retrieve.baselines import bm25, dense
-from hippoindex.pipeline.retrieve.hipporag import SEEDS, hippoindex, hipporag1, hipporag2
+from hippoindex.pipeline.retrieve.fusion import hippoindex, hippoindex_seeds
+from hippoindex.pipeline.retrieve.hipporag import HIPPORAG2, hipporag1, hipporag2, hipporag_seeds
 
 log = structlog.get_logger("hippoindex")
 
@@ -43,9 +44,11 @@ def find_seeds(index: Index, batch: QueryBatch, method: str, config: RetrieveCon
     UsageError
         If the method does not walk the whole graph: its rankings cannot be explained by a path in it.
     """
-    if method not in SEEDS:
-        raise UsageError(f"{method} does not walk the whole graph; paths are found for {', '.join(SEEDS)}")
-    return SEEDS[method](index, batch, config)
+    if method == "hippoindex":
+        return hippoindex_seeds(index, batch, config).facts
+    if method == "hipporag2":
+        return hipporag_seeds(index, batch, config, HIPPORAG2.changed(config))
+    raise UsageError(f"{method} does not walk the whole graph; paths are found for hipporag2 and hippoindex")
 
 
 class Retriever:
@@ -58,6 +61,8 @@ class Retriever:
         By default the one stored with the index.
     threads : int
         Threads of the embedding model.
+    fact_filter : FactFilter, optional
+        Recognition memory; without it the nearest facts are used as they are.
 
     Raises
     ------
@@ -68,7 +73,12 @@ class Retriever:
     """
 
     def __init__(
-        self, index: Index | str | Path, config: RetrieveConfig | None = None, *, threads: int = 1
+        self,
+        index: Index | str | Path,
+        config: RetrieveConfig | None = None,
+        *,
+        threads: int = 1,
+        fact_filter: FactFilter | None = None,
     ) -> None:
         self.index = index if isinstance(index, Index) else open_index(index)
         stored = self.index.manifest.config
@@ -76,6 +86,7 @@ class Retriever:
         self._embed = EmbedConfig.model_validate(stored["embed"])
         self._normalise = normaliser(GraphConfig.model_validate(stored["graph"]).normalisation)
         self._threads = threads
+        self._fact_filter = fact_filter
         made_by, here = self.index.manifest.stages["embed"]["embedder"], embedder_fingerprint(self._embed)
         if made_by != here:
             raise ModelError(
@@ -100,11 +111,16 @@ class Retriever:
         entities = [self._phrases(names, question) for names, question in zip(given, questions, strict=True)]
         flat = self._embedder.encode([phrase for phrases in entities for phrase in phrases])
         ends = np.cumsum([0, *map(len, entities)])
+        to_facts, to_passages = self.config.fact_instruction, self.config.passage_instruction
+        vectors = self._embedder.encode([to_passages + question for question in questions])
+        differ = to_facts != to_passages
         return QueryBatch(
             questions,
-            self._embedder.encode(questions),
+            vectors,
             entities,
             [flat[start:end] for start, end in itertools.pairwise(ends)],
+            self._embedder.encode([to_facts + question for question in questions]) if differ else None,
+            self._fact_filter,
         )
 
     def _phrases(self, names: Sequence[str], question: str) -> list[str]:

@@ -1,174 +1,165 @@
-"""The graph methods: HippoRAG 1, HippoRAG 2 and ours, which differ in seeds and in the graph they walk."""
+"""HippoRAG 1 and 2 with every design choice of the papers' ablations.
+
+They differ in how a question finds seeds, in whether passages are nodes, and in little else: every option is
+open to both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
-import structlog
 from numpy.typing import NDArray
 
-from hippoindex.errors import UsageError
 from hippoindex.kernels import ppr
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
-from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, Seeds, min_max, top_k
+from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, Seeds, joined, min_max, top_k
 from hippoindex.pipeline.retrieve.baselines import dense, dense_scores
-from hippoindex.pipeline.retrieve.seeds import entity_seeds, fact_seeds, with_entities
-
-log = structlog.get_logger("hippoindex")
+from hippoindex.pipeline.retrieve.seeds import linked_seeds, nearest_phrases, seed_matrix
+from hippoindex.pipeline.retrieve.walk import (
+    blocks,
+    choose_solver,
+    push_goal,
+    solver_text,
+    sparse_solver,
+    walk_from_seeds_and_passages,
+    walk_phrases,
+)
 
 HIPPORAG2_PHRASES = 5
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a method does unless the configuration says otherwise.
+
+    Attributes
+    ----------
+    linking : str
+        See :func:`linked_seeds`.
+    passage_nodes : bool
+        Whether passages are walked, and ranked by the probability of their own node.
+    phrase_top_k : int
+        Phrases kept of the nearest facts'.
+    """
+
+    linking: str
+    passage_nodes: bool
+    phrase_top_k: int = HIPPORAG2_PHRASES
+
+    def changed(self, config: RetrieveConfig) -> Design:
+        """Return the design with what the configuration sets."""
+        return Design(
+            config.linking or self.linking,
+            self.passage_nodes if config.passage_nodes is None else config.passage_nodes,
+            config.phrase_top_k or self.phrase_top_k,
+        )
+
+
+HIPPORAG1 = Design("ner-to-node", passage_nodes=False)
+HIPPORAG2 = Design("query-to-fact", passage_nodes=True)
 
 
 def hipporag1(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
     """Rank as HippoRAG (NeurIPS 2024): walk the phrase graph from the question's entities.
 
-    A passage's score is the sum of the probabilities of its phrases. A question none of whose entities leads
-    to a phrase is ranked by its dense scores.
+    A passage's score is the sum of the probabilities of its phrases.
     """
-    if not index.n_phrases:
-        return dense(index, queries, config)
-    seeds = _matrix(entity_seeds(index, queries), index.n_phrases)
-    holds = (index.occurrence > 0).astype(np.float32)  # (phrases, passages)
-    seeded = np.diff(seeds.indptr) > 0
-    solver = "power" if config.solver == "power" else "push"
-    rankings = []
-    for block in _blocks(index, len(queries), config):
-        scores = np.empty((block.stop - block.start, index.n_passages), dtype=np.float32)
-        with_seeds, without = np.flatnonzero(seeded[block]), np.flatnonzero(~seeded[block])
-        if len(with_seeds):
-            walked = _walk_phrases(index, seeds[block][with_seeds], config, solver)
-            scores[with_seeds] = (walked @ holds).toarray() if solver == "push" else walked @ holds
-        if len(without):
-            scores[without] = dense_scores(index, queries.vectors[block][without])
-        rankings.append(top_k(scores, config.top_k))
-    return _joined(rankings, f"{solver} over phrases")
-
-
-def _walk_phrases(index: Index, seeds: sp.csr_array, config: RetrieveConfig, solver: str) -> Any:
-    """Return PPR scores over the phrase graph, shape (Q, phrases): sparse by push, dense by power."""
-    if solver == "power":
-        restart = seeds.toarray().T.astype(np.float32)
-        return ppr.power(index.phrase_graph, restart, config.damping, config.tolerance).scores.T
-    found = index.pusher(config.damping, phrases_only=True).solve(seeds, ppr.Goal(config.epsilon))
-    return sp.csr_array((found.scores.astype(np.float32), found.nodes, found.indptr), shape=seeds.shape)
+    return _rank(index, queries, config, HIPPORAG1.changed(config))
 
 
 def hipporag2(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
-    """Rank as HippoRAG 2 (ICML 2025) without recognition memory: seeds are the phrases of the nearest facts.
+    """Rank as HippoRAG 2 (ICML 2025): seeds are the phrases of the nearest facts.
 
     Every passage node restarts with ``passage_weight`` x min-max scaled cosine; passages are ranked by the
-    probability of their own node.
+    probability of their own node. Recognition memory is ``queries.fact_filter``.
     """
-    return _rank_passage_nodes(index, queries, hipporag2_seeds(index, queries, config), config)
+    return _rank(index, queries, config, HIPPORAG2.changed(config))
 
 
-def hipporag2_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> list[Seeds]:
-    """Return the seeds of :func:`hipporag2`: the best phrases of the nearest facts."""
-    phrase_top_k = config.phrase_top_k or HIPPORAG2_PHRASES
-    return fact_seeds(index, queries, config.fact_top_k, phrase_top_k)
+def hipporag_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Design) -> list[Seeds]:
+    """Return the seeds of a design that is as the configuration says."""
+    return linked_seeds(index, queries, design.linking, config, design.phrase_top_k)
 
 
-def hippoindex(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
-    """Rank as :func:`hipporag2`, but seeded with all phrases of the nearest facts and with the entities."""
-    return _rank_passage_nodes(index, queries, hippoindex_seeds(index, queries, config), config)
-
-
-def hippoindex_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> list[Seeds]:
-    """Return the seeds of :func:`hippoindex`: all phrases of the nearest facts, and those of the entities."""
-    seeds = fact_seeds(index, queries, config.fact_top_k, config.phrase_top_k)
-    return with_entities(index, queries, seeds, config)
-
-
-SEEDS: dict[str, Callable[[Index, QueryBatch, RetrieveConfig], list[Seeds]]] = {
-    "hipporag2": hipporag2_seeds,
-    "hippoindex": hippoindex_seeds,
-}
-
-
-def choose_solver(index: Index, config: RetrieveConfig) -> str:
-    """Return how a restart with weight on every passage is walked: ``"push"`` or ``"power"``.
-
-    Raises
-    ------
-    UsageError
-        If ``push`` is asked for and the index does not hold the passages' part for this damping.
-    """
-    stored = index.precomputed_damping
-    if stored == config.damping:
-        return "power" if config.solver == "power" else "push"
-    lacking = (
-        f"{index.path} holds no precomputed part of PPR"
-        if stored is None
-        else f"{index.path} holds the precomputed part of PPR for damping {stored}, not {config.damping}"
+def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Design) -> Ranking:
+    """Walk for the questions that have seeds; rank the others by their dense scores and count them."""
+    seeds = seed_matrix(hipporag_seeds(index, queries, config, design), index.n_phrases)
+    seeded = np.diff(seeds.indptr) > 0
+    numbers, others = np.flatnonzero(seeded), np.flatnonzero(~seeded)
+    parts = []
+    if len(numbers):
+        parts.append(_walk(index, queries.take(numbers), seeds[numbers], config, design))
+    if len(others):
+        parts.append(dense(index, queries.take(others), config))
+    order = np.argsort(np.concatenate([numbers, others]), kind="stable")
+    ranking = joined(parts)
+    certified = parts[0].certified_k
+    if certified is not None:  # cosines are not bounded but computed
+        full = np.full(len(others), ranking.rows.shape[1], dtype=np.int64)
+        certified = np.concatenate([certified, full])[order]
+    recognises = design.linking == "query-to-fact"
+    return Ranking(
+        ranking.rows[order],
+        ranking.scores[order],
+        parts[0].solver,
+        certified,
+        ~seeded,
+        "recognition memory off" if recognises and queries.fact_filter is None else "",
     )
-    remedy = f"hippoindex precompute {index.path} --set retrieve.damping={config.damping}"
-    if config.solver == "push":
-        raise UsageError(f"retrieve.solver=push: {lacking}. Run: {remedy}")
-    if config.solver == "auto":
-        log.info("PPR by power iteration", why=lacking, faster=remedy)
-    return "power"
 
 
-def _rank_passage_nodes(
-    index: Index, queries: QueryBatch, seeds: Sequence[Seeds], config: RetrieveConfig
+def _walk(
+    index: Index, queries: QueryBatch, seeds: sp.csr_array, config: RetrieveConfig, design: Design
 ) -> Ranking:
-    start = _matrix(seeds, index.graph.n_nodes)
-    unseeded = np.diff(start.indptr) == 0
-    # passage_weight 0 and no seed: there is nothing else to walk from
-    weights = np.where(unseeded & (config.passage_weight == 0), 1.0, config.passage_weight)
-    if choose_solver(index, config) == "power":
-        return _rank_by_power(index, queries, start, weights, config)
+    by_nodes = design.passage_nodes and config.walk == "ppr"
+    if not by_nodes:
+        solver = f"{sparse_solver(config)} over phrases" if config.walk == "ppr" else ""
+    else:
+        solver = choose_solver(index, config)
+        wide = sp.csr_array((seeds.data, seeds.indices, seeds.indptr), (len(queries), index.graph.n_nodes))
+        if solver == "push" and config.ties == "first" and config.ensemble_cosine is None:
+            return _rank_by_push(index, queries, wide, config)
+    rankings = []
+    for block in blocks(index, len(queries), config):
+        part = queries.take(np.arange(block.start, block.stop))
+        if by_nodes:
+            weights = np.full(len(part), config.passage_weight)
+            scores = walk_from_seeds_and_passages(index, wide[block], weights, part.vectors, config, solver)
+        else:
+            scores = walk_phrases(index, seeds[block], config)
+            if design.passage_nodes:
+                scores = scores + config.passage_weight * min_max(dense_scores(index, part.vectors))
+        rankings.append(top_k(_ensembled(index, part, scores, config), config.top_k, config.ties))
+    return joined(rankings, solver=solver_text(solver, config) if by_nodes else solver)
+
+
+def _ensembled(
+    index: Index, queries: QueryBatch, scores: NDArray[np.float32], config: RetrieveConfig
+) -> NDArray[np.float32]:
+    """Average with dense scores where an entity is far from every phrase (NeurIPS 2024, appendix)."""
+    if config.ensemble_cosine is None:
+        return scores
+    least = [min(cosines, default=-1.0) for _, cosines in nearest_phrases(index, queries)]
+    unsure = np.array(least) <= config.ensemble_cosine
+    mixed = scores.copy()
+    dense_part = min_max(dense_scores(index, queries.vectors[unsure]))
+    mixed[unsure] = 0.5 * (min_max(scores[unsure]) + dense_part)
+    return mixed
+
+
+def _rank_by_push(index: Index, queries: QueryBatch, seeds: sp.csr_array, config: RetrieveConfig) -> Ranking:
     found = ppr.affine.rank(
         index.pusher(config.damping),
         index.dense_restart,
         queries.vectors,
-        weights,
-        start,
+        config.passage_weight,
+        seeds,
         config.top_k,
-        ppr.Goal(config.epsilon),
+        push_goal(config),
     )
-    solver = f"push to {config.epsilon:g}, passages precomputed"
-    return Ranking(found.nodes - index.n_phrases, found.scores, solver, found.certified_k)
-
-
-def _rank_by_power(
-    index: Index,
-    queries: QueryBatch,
-    seeds: sp.csr_array,
-    weights: NDArray[np.float64],
-    config: RetrieveConfig,
-) -> Ranking:
-    n_phrases = index.n_phrases
-    rankings = []
-    for block in _blocks(index, len(queries), config):
-        restart = seeds[block].toarray().T.astype(np.float32)  # (N, block)
-        scores = dense_scores(index, queries.vectors[block])  # (block, passages)
-        restart[n_phrases:] += (weights[block, None] * min_max(scores)).T
-        walked = ppr.power(index.graph, restart, config.damping, config.tolerance).scores
-        rankings.append(top_k(walked[n_phrases:].T, config.top_k))
-    return _joined(rankings, f"power to {config.tolerance:g}")
-
-
-def _blocks(index: Index, n_queries: int, config: RetrieveConfig) -> list[slice]:
-    width = max(ppr.block_width(index.graph.n_nodes, n_queries, config.memory_bytes), 1)
-    return [slice(start, min(start + width, n_queries)) for start in range(0, n_queries, width)]
-
-
-def _matrix(seeds: Sequence[Seeds], n_nodes: int) -> sp.csr_array:
-    """Return the seeds of all questions, shape (Q, n_nodes)."""
-    indptr = np.cumsum([0, *(len(seed.rows) for seed in seeds)])
-    rows = np.concatenate([np.empty(0, dtype=np.int64), *(seed.rows for seed in seeds)])
-    weights = np.concatenate([np.empty(0), *(seed.weights for seed in seeds)])
-    return sp.csr_array((weights, rows, indptr), shape=(len(seeds), n_nodes))
-
-
-def _joined(rankings: Sequence[Ranking], solver: str) -> Ranking:
-    return Ranking(
-        np.concatenate([ranking.rows for ranking in rankings]),
-        np.concatenate([ranking.scores for ranking in rankings]),
-        solver,
-    )
+    ranking = Ranking(found.nodes - index.n_phrases, found.scores)
+    solver = f"{solver_text('push', config)}, passages precomputed"
+    return replace(ranking, solver=solver, certified_k=found.certified_k)

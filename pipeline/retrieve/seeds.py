@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from hippoindex.errors import UsageError
 from hippoindex.kernels.ppr.top import largest_of_rows
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
-from hippoindex.pipeline.retrieve.base import QueryBatch, Seeds, min_max
+from hippoindex.pipeline.retrieve.base import Fact, QueryBatch, Seeds, min_max
 
 BLOCK_QUERIES = 64
+LINKED_PHRASES = 5
+"""Phrases that ``query-to-node`` seeds with, as many as HippoRAG 2 keeps of its facts'."""
+
+Nearest = Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]
 
 
-def nearest_phrases(index: Index, queries: QueryBatch) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+def nearest_phrases(index: Index, queries: QueryBatch) -> Nearest:
     """Return, for each question, the nearest phrase row of each entity and its cosine, shapes (entities,)."""
     phrases = index.vectors("phrases").astype(np.float32)
     counts = [len(vectors) if len(phrases) else 0 for vectors in queries.entity_vectors]
@@ -31,52 +37,118 @@ def nearest_phrases(index: Index, queries: QueryBatch) -> list[tuple[NDArray[np.
     return list(zip(np.split(rows, ends), np.split(cosines, ends), strict=True))
 
 
-def entity_seeds(index: Index, queries: QueryBatch) -> list[Seeds]:
+def linked_seeds(
+    index: Index, queries: QueryBatch, linking: str, config: RetrieveConfig, phrase_top_k: int | None
+) -> list[Seeds]:
+    """Return the seeds of each question by one of the ways of HippoRAG 2's ablation (ICML 2025, table 4).
+
+    Parameters
+    ----------
+    index : Index
+    queries : QueryBatch
+    linking : {"ner-to-node", "query-to-node", "query-to-fact"}
+    config : RetrieveConfig
+    phrase_top_k : int or None
+        Phrases kept with ``query-to-fact``.
+    """
+    if linking == "ner-to-node":
+        return entity_seeds(index, queries, config)
+    if linking == "query-to-node":
+        return node_seeds(index, queries, config)
+    return fact_seeds(index, queries, config, phrase_top_k)
+
+
+def entity_seeds(
+    index: Index, queries: QueryBatch, config: RetrieveConfig, nearest: Nearest | None = None
+) -> list[Seeds]:
     """Seeds of HippoRAG 1: the nearest phrase of each entity, weighted by node specificity.
 
     Node specificity (NeurIPS 2024, section 2.3) is 1 / number of passages that hold the phrase.
     """
-    counts = index.passage_counts
+    found = nearest_phrases(index, queries) if nearest is None else nearest
     seeds = []
-    for entities, (rows, _) in zip(queries.entities, nearest_phrases(index, queries), strict=True):
+    for entities, (rows, _) in zip(queries.entities, found, strict=True):
         # without any phrase in the index, no entity has a nearest one
         weights = {
-            int(row): (1.0 / counts[row], f"entity {entity}")
+            int(row): (1.0 / _holders(index, int(row), config), f"entity {entity}")
             for row, entity in zip(rows, entities, strict=False)
         }
         seeds.append(_seeds(weights))
     return seeds
 
 
-def fact_seeds(index: Index, queries: QueryBatch, fact_top_k: int, phrase_top_k: int | None) -> list[Seeds]:
-    """Seeds of HippoRAG 2 (ICML 2025, section 3.2) without recognition memory.
+def node_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> list[Seeds]:
+    """Seeds of ``query-to-node``: the phrases nearest to the whole question.
 
-    The ``fact_top_k`` facts nearest to the question, scores min-max scaled over all facts, give each of their
-    phrases the mean of score / number of passages that hold it. The ``phrase_top_k`` best phrases are kept,
-    with ``None`` all of them.
+    Weight: cosine, min-max scaled over all phrases, / number of passages that hold the phrase.
+    """
+    phrases = index.vectors("phrases").astype(np.float32)
+    if not len(phrases):
+        return [_seeds({}) for _ in queries.questions]
+    seeds = []
+    for start in range(0, len(queries), BLOCK_QUERIES):
+        scores = min_max(queries.linking_vectors[start : start + BLOCK_QUERIES] @ phrases.T)
+        best = largest_of_rows(scores, config.phrase_top_k or LINKED_PHRASES)
+        for row, top in zip(scores, best.tolist(), strict=True):
+            weights = {p: (float(row[p]) / _holders(index, p, config), "question") for p in top}
+            seeds.append(_seeds(weights))
+    return seeds
+
+
+def fact_seeds(
+    index: Index, queries: QueryBatch, config: RetrieveConfig, phrase_top_k: int | None
+) -> list[Seeds]:
+    """Seeds of HippoRAG 2 (ICML 2025, section 3.2).
+
+    The ``fact_top_k`` facts nearest to the question, scores min-max scaled over all facts, less those that
+    recognition memory drops, give each of their phrases the mean of score / number of passages that hold it.
+    The ``phrase_top_k`` best phrases are kept, with ``None`` all of them.
     """
     facts = index.vectors("facts").astype(np.float32)
     if not len(facts):
         return [_seeds({}) for _ in queries.questions]
-    seeds = []
+    seeds: list[Seeds] = []
     for start in range(0, len(queries), BLOCK_QUERIES):
-        scores = min_max(queries.vectors[start : start + BLOCK_QUERIES] @ facts.T)  # (block, facts)
-        best = largest_of_rows(scores, fact_top_k)
+        part = slice(start, start + BLOCK_QUERIES)
+        scores = min_max(queries.linking_vectors[part] @ facts.T)  # (block, facts)
+        best = largest_of_rows(scores, config.fact_top_k)
+        kept = _recognised(index, queries, part, best)
         seeds += [
-            _phrases_of_facts(index, row[top], top, phrase_top_k)
-            for row, top in zip(scores, best, strict=True)
+            _phrases_of_facts(index, row[top], top, phrase_top_k, config)
+            for row, top in zip(scores, kept, strict=True)
         ]
     return seeds
 
 
+def _recognised(
+    index: Index, queries: QueryBatch, part: slice, best: NDArray[np.int64]
+) -> Sequence[NDArray[np.int64]]:
+    """Return the rows of the facts that recognition memory keeps; all of them where there is none."""
+    if queries.fact_filter is None:
+        return list(best)
+    facts = [[fact_of(index, int(row)) for row in rows] for rows in best]
+    answers = queries.fact_filter(queries.questions[part], facts)
+    kept = []
+    for rows, answer in zip(best, answers, strict=True):
+        positions = list(dict.fromkeys(answer))
+        if any(not 0 <= position < len(rows) for position in positions):
+            raise UsageError(f"The fact filter kept the positions {positions} of {len(rows)} facts")
+        kept.append(rows[np.array(positions, dtype=np.int64)])
+    return kept
+
+
 def _phrases_of_facts(
-    index: Index, scores: NDArray[np.floating], facts: NDArray[np.int64], kept: int | None
+    index: Index,
+    scores: NDArray[np.floating],
+    facts: NDArray[np.int64],
+    kept: int | None,
+    config: RetrieveConfig,
 ) -> Seeds:
     weights: dict[int, list[float]] = defaultdict(list)
     origin: dict[int, int] = {}
     for fact, score in zip(facts.tolist(), scores.tolist(), strict=True):
         for phrase in index.fact_ends[fact].tolist():
-            weights[phrase].append(score / float(index.passage_counts[phrase]))
+            weights[phrase].append(score / _holders(index, phrase, config))
             origin.setdefault(phrase, fact)
     means = {phrase: sum(values) / len(values) for phrase, values in weights.items()}
     best = sorted(means, key=lambda phrase: (-means[phrase], phrase))[:kept]
@@ -84,32 +156,54 @@ def _phrases_of_facts(
 
 
 def with_entities(
-    index: Index, queries: QueryBatch, seeds: Iterable[Seeds], config: RetrieveConfig
+    index: Index,
+    queries: QueryBatch,
+    seeds: Iterable[Seeds],
+    config: RetrieveConfig,
+    nearest: Nearest | None = None,
 ) -> list[Seeds]:
     """Add to each question's seeds the nearest phrase of each entity whose cosine is above the least one.
 
     Weight: cosine / number of passages that hold the phrase; the greater weight of a phrase counts.
     """
     joined = []
-    found = nearest_phrases(index, queries)
+    found = nearest_phrases(index, queries) if nearest is None else nearest
     for entities, (rows, cosines), known in zip(queries.entities, found, seeds, strict=True):
         weights = {
             int(row): (float(weight), origin)
             for row, weight, origin in zip(known.rows, known.weights, known.origins, strict=True)
         }
         for entity, row, cosine in zip(entities, rows.tolist(), cosines.tolist(), strict=False):
-            weight = cosine / float(index.passage_counts[row])
+            weight = cosine / _holders(index, row, config)
             if cosine > config.entity_min_cosine and weight > weights.get(row, (0.0, ""))[0]:
                 weights[row] = (weight, f"entity {entity}")
         joined.append(_seeds(weights))
     return joined
 
 
-def fact_text(index: Index, fact: int) -> str:
-    """Return "subject | predicate | object" of a fact row."""
+def seed_matrix(seeds: Sequence[Seeds], n_nodes: int) -> sp.csr_array:
+    """Return the seeds of all questions, shape (Q, n_nodes)."""
+    indptr = np.cumsum([0, *(len(seed.rows) for seed in seeds)])
+    rows = np.concatenate([np.empty(0, dtype=np.int64), *(seed.rows for seed in seeds)])
+    weights = np.concatenate([np.empty(0), *(seed.weights for seed in seeds)])
+    return sp.csr_array((weights, rows, indptr), shape=(len(seeds), n_nodes))
+
+
+def fact_of(index: Index, fact: int) -> Fact:
+    """Return a fact row in words."""
     phrases = index.phrases["phrase"]
     subject, obj = (phrases[end].as_py() for end in index.fact_ends[fact].tolist())
-    return f"{subject} | {index.facts['predicate'][fact].as_py()} | {obj}"
+    return Fact(subject, index.facts["predicate"][fact].as_py(), obj)
+
+
+def fact_text(index: Index, fact: int) -> str:
+    """Return "subject | predicate | object" of a fact row."""
+    return " | ".join(fact_of(index, fact))
+
+
+def _holders(index: Index, phrase: int, config: RetrieveConfig) -> float:
+    """Return by what a phrase's weight is divided: the number of passages that hold it, or 1."""
+    return float(index.passage_counts[phrase]) if config.node_specificity else 1.0
 
 
 def _seeds(weights: Mapping[int, tuple[float, str]]) -> Seeds:

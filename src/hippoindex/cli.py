@@ -53,6 +53,13 @@ class ExportFormat(StrEnum):
     parquet_edges = "parquet-edges"
 
 
+class ParityName(StrEnum):
+    """Whose code to follow where it differs from the paper."""
+
+    hipporag1 = "hipporag1"
+    hipporag2 = "hipporag2"
+
+
 class LogLevel(StrEnum):
     """Least level of log lines on standard error."""
 
@@ -107,6 +114,18 @@ StrictOption = Annotated[
 ]
 
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="YAML file whose section retrieve is used, as `hippoindex tune` writes it."
+    ),
+]
+ParityOption = Annotated[
+    ParityName | None,
+    typer.Option(help="Follow the authors' code where it differs from the paper.", show_default=False),
+]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hippoindex {__version__}")
@@ -156,16 +175,19 @@ def index(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an index that is at --output.")
     ] = False,
+    parity: ParityOption = None,
     strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, precompute, publish."""
     from hippoindex.pipeline.build import build_index
     from hippoindex.pipeline.config import load_config
+    from hippoindex.pipeline.parity import index_settings, retrieve_settings
 
+    as_theirs = [*index_settings(), *retrieve_settings(parity.value)] if parity else []
     settings = load_config(
         config,
-        overrides or (),
+        [*as_theirs, *(overrides or ())],
         corpus__path=corpus or None,
         output=output,
         cluster__executor=executor.value if executor else None,
@@ -293,8 +315,10 @@ def retrieve(
         int | None, typer.Option(min=1, help="Passages per question.  [default: the index's]")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Add the path of phrases to each passage.")
+        bool, typer.Option("--explain", help="Add what brought each passage its score, and the path to it.")
     ] = False,
+    config: ConfigOption = None,
+    parity: ParityOption = None,
     executor: Annotated[
         ExecutorName,
         typer.Option(
@@ -322,6 +346,8 @@ def retrieve(
         top_k=top_k,
         explain=explain,
         overrides=overrides or (),
+        config=config,
+        parity=parity.value if parity else None,
         cluster=ClusterConfig(executor=executor.value, workers=workers, address=address),
         work=None if address is None or output is None else output.parent,  # which other machines see
     )
@@ -345,7 +371,19 @@ def evaluate(
     methods: Annotated[
         str, typer.Option(help="Comma-separated methods.")
     ] = "bm25,dense,hipporag1,hipporag2,hippoindex",
-    output: Annotated[Path | None, typer.Option(help="JSON file to write.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file to write, with a table (.md) and recall@k curves (.svg) beside it.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_missing: Annotated[
+        bool,
+        typer.Option("--allow-missing", help="Count gold passages that are not in the index as never found."),
+    ] = False,
+    config: ConfigOption = None,
+    parity: ParityOption = None,
     require: Annotated[
         list[str] | None,
         typer.Option(
@@ -359,19 +397,88 @@ def evaluate(
 ) -> None:
     """Measure recall of methods on questions with gold passages."""
     from hippoindex.pipeline.answer import evaluate_queries
-    from hippoindex.pipeline.artifact import write_json
     from hippoindex.pipeline.display import evaluation_table
+    from hippoindex.pipeline.evaluation_report import write_report
 
     demands = [_parse_demand(demand) for demand in require or ()]
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    report = evaluate_queries(index, queries, names, overrides=overrides or ())
+    report = evaluate_queries(
+        index,
+        queries,
+        names,
+        overrides=overrides or (),
+        config=config,
+        parity=parity.value if parity else None,
+        allow_missing=allow_missing,
+    )
     if output is not None:
-        write_json(output, report)
+        write_report(report, output)
     if as_json:
         _print_json(report)
     else:
         Console().print(evaluation_table(report))
     _check_demands(report, demands)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Report of `hippoindex evaluate`.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="Another, on the same questions.", show_default=False)],
+    method: Annotated[
+        str | None,
+        typer.Option(help="NAME, or FIRST:SECOND to compare two methods.  [default: all that both have]"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two evaluations question by question: differences, intervals, a permutation test."""
+    from hippoindex.pipeline.compare import compare as compare_reports
+    from hippoindex.pipeline.display import comparison_table
+
+    result = compare_reports(first, second, method)
+    if as_json:
+        _print_json(result)
+    else:
+        Console().print(comparison_table(result))
+
+
+@app.command()
+def tune(
+    index: IndexOption,
+    queries: QueriesOption,
+    output: Annotated[Path, typer.Option(help="YAML file to write.", show_default=False)],
+    method: Annotated[str | None, typer.Option(help="Method.  [default: the index's]")] = None,
+    metric: Annotated[
+        str, typer.Option(help="What to raise, e.g. recall@2; several joined by + are averaged.")
+    ] = "recall@5",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="A setting and its values. Repeatable.  [default: passage_weight, entity_min_cosine and "
+            "fact_top_k, three values each]",
+            show_default=False,
+        ),
+    ] = None,
+    folds: Annotated[int, typer.Option(min=2, help="Parts of the questions, each left out once.")] = 5,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search settings by cross-validation, and write the best with what it is worth on unseen questions."""
+    from hippoindex.pipeline.answer import open_retriever, read_gold
+    from hippoindex.pipeline.display import record_table
+    from hippoindex.pipeline.tune import parse_grid, write_tuned
+    from hippoindex.pipeline.tune import tune as tune_settings
+
+    retriever = open_retriever(index, overrides or ())
+    asked = read_gold(retriever.index, queries).queries
+    name = method or retriever.config.method
+    searched = parse_grid(grid) if grid else None
+    result = tune_settings(retriever, asked, name, grid=searched, metric=metric, folds=folds)
+    write_tuned(result, output)
+    if as_json:
+        _print_json(result)
+    else:
+        Console().print(record_table(result))
 
 
 @app.command()

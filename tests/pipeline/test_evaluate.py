@@ -45,7 +45,7 @@ def test_recall_of_known_rankings() -> None:
     assert recalls["recall@10"].tolist() == [1.0, 1.0, 1.0]
     assert recalls["all_recall@2"].tolist() == [0.0, 0.0, 0.0]
     assert recalls["all_recall@5"].tolist() == [0.0, 1.0, 1.0]
-    assert (gold.n_gold, gold.n_missing, gold.depth) == (5, 0, 10)
+    assert (gold.n_gold, gold.n_missing, gold.depth) == (5, 0, 12)
 
 
 def test_gold_that_is_not_in_the_index_counts_as_missed() -> None:

@@ -1,0 +1,134 @@
+"""An evaluation on paper: a Markdown table with the best figures in bold, and recall@k curves as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hippoindex.cluster.atomic import atomic_write
+from hippoindex.pipeline.artifact import write_json
+from hippoindex.pipeline.evaluate import BASELINE
+
+METRICS = {
+    "R@2": "recall@2",
+    "R@5": "recall@5",
+    "R@10": "recall@10",
+    "all@2": "all_recall@2",
+    "all@5": "all_recall@5",
+}
+COLOURS = ("#7b8794", "#3e4c59", "#b44d12", "#8719e0", "#1f5f7f", "#0c6b58", "#a61b1b", "#8d6708")
+WIDTH, HEIGHT = 560, 320
+LEFT, RIGHT, TOP, BOTTOM = 40, 440, 24, 280
+LABEL_GAP = 13
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> list[Path]:
+    """Write a report as JSON, as Markdown beside it, and its curves as SVG.
+
+    Parameters
+    ----------
+    report : mapping
+        From :func:`hippoindex.pipeline.evaluate.evaluate`.
+    path : Path
+        Of the JSON file; the others have the endings ``.md`` and ``.svg``.
+
+    Returns
+    -------
+    list of Path
+    """
+    files = [path, path.with_suffix(".md"), path.with_suffix(".svg")]
+    write_json(path, report)
+    for file, text in zip(files[1:], (markdown(report, files[2].name), curves_svg(report)), strict=True):
+        with atomic_write(file) as stream:
+            stream.write(text.encode())
+    return files
+
+
+def best_figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the highest figure of each metric, as it is shown."""
+    return {metric: max(round(row[metric], 1) for row in rows.values()) for metric in METRICS.values()}
+
+
+def markdown(report: Mapping[str, Any], figure: str | None = None) -> str:
+    """Return the table of an evaluation as Markdown, the best figure of each metric in bold."""
+    best = best_figures(report["methods"])
+    head = (
+        f"{report['n']} questions, recall in percent; R@5 - dense with a 95 % paired bootstrap interval; how "
+        "many questions found no phrase and fell back to dense scores."
+    )
+    lines = [
+        head,
+        "",
+        f"| method | {' | '.join(METRICS)} | R@5 - dense [95 %] | fell back |",
+        "|---|" + "--:|" * (len(METRICS) + 2),
+    ]
+    for name, row in report["methods"].items():
+        cells = [_bold(f"{row[m]:.1f}", round(row[m], 1) == best[m]) for m in METRICS.values()]
+        mean, low, high = row["delta_recall@5"]
+        delta = "" if name == BASELINE else f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+        fell_back = row.get("fallbacks")
+        lines.append(
+            f"| {name} | {' | '.join([*cells, delta, '' if fell_back is None else str(fell_back)])} |"
+        )
+    lines += [f"\n{name}: {row['notes']}." for name, row in report["methods"].items() if row.get("notes")]
+    if figure:
+        lines += ["", f"![recall@k]({figure})"]
+    return "\n".join(lines) + "\n"
+
+
+def curves_svg(report: Mapping[str, Any]) -> str:
+    """Return the recall@k curves of an evaluation as SVG."""
+    rows = report["methods"]
+    n = max(len(row["curve"]) for row in rows.values())
+
+    def x(k: int) -> float:
+        return round(LEFT + (RIGHT - LEFT) * (k - 1) / max(n - 1, 1), 1)
+
+    def y(percent: float) -> float:
+        return round(BOTTOM - (BOTTOM - TOP) * percent / 100, 1)
+
+    curves = [
+        {
+            "name": name,
+            "points": " ".join(f"{x(k)},{y(value)}" for k, value in enumerate(row["curve"], 1)),
+            "colour": COLOURS[number % len(COLOURS)],
+            "end": y(row["curve"][-1]),
+        }
+        for number, (name, row) in enumerate(rows.items())
+    ]
+    for curve, place in zip(curves, _spread([curve["end"] for curve in curves]), strict=True):
+        curve["label_y"] = place
+    ticks = [{"k": k, "x": x(k)} for k in (1, 2, 5, 10, 15, 20) if k <= n]
+    grid = [{"percent": percent, "y": y(percent)} for percent in range(0, 101, 20)]
+    template = Path(__file__).with_name("curves.svg.j2").read_text(encoding="utf-8")
+    drawn: str = (
+        jinja2.Environment(autoescape=True)
+        .from_string(template)
+        .render(
+            curves=curves,
+            ticks=ticks,
+            grid=grid,
+            left=LEFT,
+            right=RIGHT,
+            bottom=BOTTOM,
+            width=WIDTH,
+            height=HEIGHT,
+        )
+    )
+    return drawn
+
+
+def _bold(text: str, is_best: bool) -> str:
+    return f"**{text}**" if is_best else text
+
+
+def _spread(places: Sequence[float]) -> list[float]:
+    """Move labels down until none overlaps another."""
+    moved = list(places)
+    last = float("-inf")
+    for number in sorted(range(len(places)), key=lambda i: places[i]):
+        last = moved[number] = max(places[number], last + LABEL_GAP)
+    return moved
