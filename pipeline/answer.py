@@ -19,11 +19,12 @@ from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.bulk import rank_in_shards
 from hippoindex.pipeline.config import ClusterConfig, load_config
 from hippoindex.pipeline.evaluate import evaluate
+from hippoindex.pipeline.explanation_svg import explanation_svg
 from hippoindex.pipeline.parity import check_index, retrieve_settings
 from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
-from hippoindex.pipeline.retrieve.base import Ranking, Seeds
-from hippoindex.pipeline.retrieve.engine import Retriever, find_seeds
-from hippoindex.pipeline.retrieve.explain import Explainer, Explanation
+from hippoindex.pipeline.retrieve.base import Ranking
+from hippoindex.pipeline.retrieve.engine import Retriever
+from hippoindex.pipeline.retrieve.explain import Explanation
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +37,8 @@ class Answers:
     queries : sequence of Query, length Q
     method : str
     ranking : Ranking
-    explanations : sequence of sequence of Explanation or None, or None
-        For each question and passage, the path to it; ``None`` if they were not asked for.
+    explanations : sequence of sequence of Explanation, or None
+        For each question and passage; ``None`` if they were not asked for.
     seconds_s : float
         Embedding of the questions and ranking; explanations are not in it, nor the start of this process,
         but that of workers is.
@@ -47,7 +48,7 @@ class Answers:
     queries: Sequence[Query]
     method: str
     ranking: Ranking
-    explanations: Sequence[Sequence[Explanation | None]] | None
+    explanations: Sequence[Sequence[Explanation]] | None
     seconds_s: float
 
     def records(self) -> list[dict[str, Any]]:
@@ -76,8 +77,7 @@ class Answers:
                 passage = {"rank": rank + 1, "score": score}
                 passage |= {name: column[row].as_py() for name, column in names.items()}
                 if self.explanations is not None:
-                    found = self.explanations[number][rank]
-                    passage["explanation"] = found.as_dict() if found else None
+                    passage["explanation"] = self.explanations[number][rank].as_dict()
                 passages.append(passage)
             yield {
                 "id": query.query_id,
@@ -110,7 +110,8 @@ def answer_queries(
     top_k : int, optional
         By default the index's ``retrieve.top_k``.
     explain : bool
-        Whether to find the path to each passage; the graph methods only.
+        Whether to find what each passage's score is made of, and the paths to it; ``hipporag2`` and
+        ``hippoindex`` only.
     overrides : iterable of str
         ``retrieve.key=value`` settings in place of those stored with the index.
     config, parity
@@ -129,7 +130,7 @@ def answer_queries(
     Raises
     ------
     UsageError
-        If a method or setting is unknown, or ``explain`` is asked of a method without seeds.
+        If a method or setting is unknown, or ``explain`` is asked of another method.
     """
     retriever = open_retriever(index, overrides, config=config, parity=parity)
     found = read_gold(retriever.index, queries).queries
@@ -156,21 +157,12 @@ def answer_queries(
     explanations = None
     if explain:
         batch = retriever.encode(found) if batch is None else batch
-        seeds = find_seeds(retriever.index, batch, name, retriever.config)
-        explanations = explain_ranking(retriever, ranking, seeds)
+        explanations = retriever.explain(batch, ranking, name)
     return Answers(retriever.index, found, name, ranking, explanations, seconds_s)
 
 
 def _needs_workers(cluster: ClusterConfig) -> bool:
     return cluster.executor != "auto" or cluster.workers is not None or cluster.address is not None
-
-
-def explain_ranking(
-    retriever: Retriever, ranking: Ranking, seeds: Sequence[Seeds]
-) -> list[list[Explanation | None]]:
-    """Return the path from each question's seeds to each of its passages."""
-    explainer = Explainer(retriever.index, retriever.config.damping)
-    return [explainer.explain(seed, rows) for seed, rows in zip(seeds, ranking.rows, strict=True)]
 
 
 def evaluate_queries(
@@ -282,6 +274,25 @@ def write_answers(answers: Answers, path: Path) -> None:
             return
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+
+def write_drawings(answers: Answers, folder: Path) -> list[Path]:
+    """Write the paths to each question's passages as ``0001.svg``, ``0002.svg``, ... in the questions' order.
+
+    Raises
+    ------
+    UsageError
+        If the answers were not explained.
+    """
+    if answers.explanations is None:
+        raise UsageError("--svg draws explanations: ask for them with --explain")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for number, (query, explained) in enumerate(zip(answers.queries, answers.explanations, strict=True), 1):
+        files.append(folder / f"{number:04d}.svg")
+        with atomic_write(files[-1]) as file:
+            file.write(explanation_svg(query.question, explained).encode())
+    return files
 
 
 def _json_or_none(value: Any) -> str | None:

@@ -149,13 +149,13 @@ class RetrieveConfig(Section):
     """``hippoindex``: an entity whose nearest phrase is not above this joins no fact's phrases as a seed."""
     entity_weight: float = Field(default=1.0, ge=0.0)
     """``hippoindex``: exponent of the walk from the entities alone."""
-    dense_weight: float = Field(default=8.0, ge=0.0)
+    dense_weight: float = Field(default=12.0, ge=0.0)
     """``hippoindex``: what the nearest passage's log score gains over the farthest's."""
-    feedback_weight: float = Field(default=0.7, ge=0.0)
+    feedback_weight: float = Field(default=1.0, ge=0.0)
     """``hippoindex``: exponent of the walk from the passages found so far."""
     feedback_top_k: int = Field(default=10, ge=1)
     """``hippoindex``: passages from which that walk starts."""
-    floor: float = Field(default=3e-3, gt=0.0, le=1.0)
+    floor: float = Field(default=1e-3, gt=0.0, le=1.0)
     """``hippoindex``: what a passage that a walk does not reach has of the best one's probability."""
     linking: Literal["ner-to-node", "query-to-node", "query-to-fact"] | None = None
     """How questions find seeds, for ``hipporag1`` and ``hipporag2``; ``None`` is each one's own way."""

@@ -137,9 +137,8 @@ def answers_view(answers: Answers) -> RenderableType:
             mark = "[green]gold[/]" if is_gold else ""
             name = f"{escape(titles[row].as_py())} [dim]{escape(ids[row].as_py())}[/]"
             table.add_row(f"{rank + 1}", f"{score:.4f}", mark, name)
-            found = answers.explanations[number][rank] if answers.explanations else None
-            if found is not None and (is_gold or not query.gold):
-                table.add_row("", "", "", f"[dim]{escape(str(found))}[/]")
+            if answers.explanations and (is_gold or not query.gold):
+                table.add_row("", "", "", f"[dim]{escape(str(answers.explanations[number][rank]))}[/]")
         panels.append(Panel(Group(f"[bold]{escape(query.question)}[/]", table)))
     return Group(*panels, f"{answers.method}{escape(how_solved(answers.ranking))}")
 

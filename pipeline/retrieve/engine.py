@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from spacy.language import Language
 
-from hippoindex.errors import ModelError, UsageError
+from hippoindex.errors import ModelError
 from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.config import EmbedConfig, GraphConfig, RetrieveConfig
 from hippoindex.pipeline.embed import embedder_fingerprint, open_embedder
@@ -20,10 +20,11 @@ from hippoindex.pipeline.extract.query_entities import query_entities
 from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
-from hippoindex.pipeline.retrieve.base import FactFilter, Method, QueryBatch, Ranking, Seeds, find_method
+from hippoindex.pipeline.retrieve.base import FactFilter, Method, QueryBatch, Ranking, find_method
 from hippoindex.pipeline.retrieve.baselines import bm25, dense
-from hippoindex.pipeline.retrieve.fusion import hippoindex, hippoindex_seeds
-from hippoindex.pipeline.retrieve.hipporag import HIPPORAG2, hipporag1, hipporag2, hipporag_seeds
+from hippoindex.pipeline.retrieve.explain import Explanation, explain_ranking
+from hippoindex.pipeline.retrieve.fusion import hippoindex
+from hippoindex.pipeline.retrieve.hipporag import hipporag1, hipporag2
 
 log = structlog.get_logger("hippoindex")
 
@@ -34,21 +35,6 @@ METHODS: dict[str, Method] = {
     "hipporag2": hipporag2,
     "hippoindex": hippoindex,
 }
-
-
-def find_seeds(index: Index, batch: QueryBatch, method: str, config: RetrieveConfig) -> list[Seeds]:
-    """Return the phrases from which a graph method walks, for each question.
-
-    Raises
-    ------
-    UsageError
-        If the method does not walk the whole graph: its rankings cannot be explained by a path in it.
-    """
-    if method == "hippoindex":
-        return hippoindex_seeds(index, batch, config).facts
-    if method == "hipporag2":
-        return hipporag_seeds(index, batch, config, HIPPORAG2.changed(config))
-    raise UsageError(f"{method} does not walk the whole graph; paths are found for hipporag2 and hippoindex")
 
 
 class Retriever:
@@ -151,3 +137,15 @@ class Retriever:
         """
         config = self.config if top_k is None else self.config.model_copy(update={"top_k": top_k})
         return find_method(METHODS, method or config.method)(self.index, batch, config)
+
+    def explain(
+        self, batch: QueryBatch, ranking: Ranking, method: str | None = None
+    ) -> list[list[Explanation]]:
+        """Explain every passage of a ranking; see :func:`explain_ranking`.
+
+        Raises
+        ------
+        UsageError
+            If the method cannot be explained.
+        """
+        return explain_ranking(self.index, batch, ranking, method or self.config.method, self.config)

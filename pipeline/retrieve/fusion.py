@@ -16,7 +16,8 @@ opinion pool). With the probabilities :math:`p` of Personalized PageRank over on
   weights :math:`\operatorname{softmax}(s)`, and each hands its weight to its phrases. That is how a passage
   is reached which shares nothing with the question but with the passage of its first hop.
 
-The floor :math:`\rho` is what a passage keeps that a walk does not reach.
+The floor :math:`\rho` is what a passage keeps that a walk does not reach. The walks count alike (a = c = 1);
+b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0008-fusion.md``.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Scored(NamedTuple):
         What sums to ``total``: "facts", "entities", "dense", "feedback"; those of weight 0 are left out.
     walks : dict of str to ndarray of float32, shape (B, passages)
         The probabilities behind "facts", "entities" and "feedback".
-    restarts : dict of str to scipy.sparse.csr_array, shape (B, N)
-        Where these restart; of "facts" without the passages' part.
+    feedback : list of (ndarray of int64, ndarray of float64)
+        Of each question, the passages that the walk "feedback" comes from, and their weights; they sum to 1.
     solver : str
     """
 
@@ -76,7 +77,7 @@ class Scored(NamedTuple):
     total: Scores
     terms: dict[str, Scores]
     walks: dict[str, Scores]
-    restarts: dict[str, sp.csr_array]
+    feedback: list[tuple[NDArray[np.int64], NDArray[np.float64]]]
     solver: str
 
 
@@ -168,12 +169,16 @@ def _score_block(
     if config.dense_weight:
         terms["dense"] = np.float32(config.dense_weight) * min_max(dense_scores(index, vectors))
     total = np.add.reduce(list(terms.values()))
+    found = []
     if config.feedback_weight:
-        restarts = restarts | {"feedback": _feedback(index, total, config.feedback_top_k)}
-        walks["feedback"] = walk_from_seeds(index, restarts["feedback"], config)
+        best, weights = _best_passages(total, config.feedback_top_k)
+        found = list(zip(best, weights, strict=True))
+        ends = np.arange(0, best.size + 1, best.shape[1])
+        starts = sp.csr_array((weights.ravel(), best.ravel(), ends), total.shape)
+        walks["feedback"] = walk_from_seeds(index, first_step(index, starts), config)
         terms["feedback"] = _log(walks["feedback"], config.feedback_weight, config.floor)
         total = total + terms["feedback"]
-    return Scored(first, total, terms, walks, restarts, solver_text(solver, config))
+    return Scored(first, total, terms, walks, found, solver_text(solver, config))
 
 
 def _log(walked: Scores, weight: float, floor: float) -> Scores:
@@ -187,20 +192,28 @@ def _log(walked: Scores, weight: float, floor: float) -> Scores:
     return scaled
 
 
-def _feedback(index: Index, total: Scores, k: int) -> sp.csr_array:
-    """Return where walks from the k best passages are after one step, shape (B, N).
-
-    Passages without phrases lead nowhere; the weights of the others are as they are.
-    """
-    best = largest_of_rows(np.ascontiguousarray(total), k)  # (B, k)
+def _best_passages(total: Scores, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the k best passages of each question, and the softmax of their scores, shapes (B, k)."""
+    best = largest_of_rows(np.ascontiguousarray(total), k)
     logits = np.take_along_axis(total, best, axis=1).astype(np.float64)
     weights = np.exp(logits - logits[:, :1])
-    weights /= weights.sum(axis=1, keepdims=True)
+    return best, weights / weights.sum(axis=1, keepdims=True)
+
+
+def first_step(index: Index, starts: sp.csr_array) -> sp.csr_array:
+    """Return where walks from passages are after one step; those from passages without phrases are gone.
+
+    Parameters
+    ----------
+    index : Index
+    starts : scipy.sparse.csr_array, shape (B, passages)
+
+    Returns
+    -------
+    scipy.sparse.csr_array, shape (B, N)
+    """
     held, degrees = index.mentions_of_passages
-    per_edge = np.divide(weights, degrees[best], out=np.zeros_like(weights), where=degrees[best] > 0)
-    starts = sp.csr_array(
-        (per_edge.ravel(), best.ravel(), np.arange(0, best.size + 1, best.shape[1])), total.shape
-    )
-    steps: sp.csr_array = starts @ held
+    inverse = np.divide(1.0, degrees, out=np.zeros_like(degrees), where=degrees > 0)
+    steps: sp.csr_array = starts @ sp.diags_array(inverse) @ held
     steps.sort_indices()
-    return sp.csr_array((steps.data, steps.indices, steps.indptr), (len(total), index.graph.n_nodes))
+    return sp.csr_array((steps.data, steps.indices, steps.indptr), (starts.shape[0], index.graph.n_nodes))

@@ -317,6 +317,12 @@ def retrieve(
     explain: Annotated[
         bool, typer.Option("--explain", help="Add what brought each passage its score, and the path to it.")
     ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --explain: folder for a drawing of each question's paths.", show_default=False
+        ),
+    ] = None,
     config: ConfigOption = None,
     parity: ParityOption = None,
     executor: Annotated[
@@ -335,10 +341,12 @@ def retrieve(
     as_json: JsonOption = False,
 ) -> None:
     """Rank passages for every question of a file."""
-    from hippoindex.pipeline.answer import answer_queries, write_answers
+    from hippoindex.pipeline.answer import answer_queries, write_answers, write_drawings
     from hippoindex.pipeline.config import ClusterConfig
     from hippoindex.pipeline.display import answers_view
 
+    if svg is not None and not explain:
+        raise UsageError("--svg draws explanations: ask for them with --explain")
     answers = answer_queries(
         index,
         queries,
@@ -353,6 +361,8 @@ def retrieve(
     )
     if output is not None:
         write_answers(answers, output)
+    if svg is not None:
+        write_drawings(answers, svg)
     if as_json:
         _print_json(answers.summary() if output else {"answers": answers.records()})
     elif output is None:

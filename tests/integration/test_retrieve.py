@@ -63,11 +63,10 @@ def test_blocks_of_a_small_memory_budget_change_nothing(
 ) -> None:
     nodes = retriever.index.graph.n_nodes
     budget = max(2**20, 5 * 4 * 4 * nodes)
-    changes = {"memory_bytes": budget, "solver": "power"}
-    small = Retriever(retriever.index, retriever.config.model_copy(update=changes))
-    np.testing.assert_array_equal(
-        small.rank(batch, method, top_k=5).rows, retriever.rank(batch, method, top_k=5).rows
-    )
+    exact = retriever.config.model_copy(update={"epsilon": 1e-8})
+    small = exact.model_copy(update={"memory_bytes": budget, "solver": "power"})
+    rows = [Retriever(retriever.index, used).rank(batch, method, top_k=5).rows for used in (small, exact)]
+    np.testing.assert_array_equal(*rows)
 
 
 @pytest.mark.parametrize("method", ["hipporag1", "hipporag2", "hippoindex"])
@@ -193,6 +192,30 @@ def test_the_path_is_the_most_probable_one(retriever: Retriever) -> None:
         assert explanation.steps[0].by.startswith("seed: entity ")
         assert explanation.steps[-1].kind == "passage"
         assert all(step.by.startswith(("fact: ", "synonym: ", "mention")) for step in explanation.steps[1:])
+
+
+@pytest.mark.parametrize("method", ["hipporag2", "hippoindex"])
+def test_contributions_add_up_to_the_score(retriever: Retriever, batch: QueryBatch, method: str) -> None:
+    exact = Retriever(retriever.index, retriever.config.model_copy(update={"epsilon": 1e-9}))
+    ranking = exact.rank(batch, method, top_k=5)
+    for number, explained in enumerate(exact.explain(batch, ranking, method)):
+        for place, found in enumerate(explained):
+            assert found.score == pytest.approx(ranking.scores[number, place], rel=1e-4, abs=1e-6)
+            assert sum(found.terms.values()) == pytest.approx(found.score)
+            for walk, probability in found.probabilities.items():
+                parts = [c.probability for c in found.contributions if c.walk == walk]
+                assert sum(parts) == pytest.approx(probability, rel=1e-3, abs=1e-7)
+                assert parts == sorted(parts, reverse=True)
+    assert any(found.paths and found.paths[-1].steps[0].kind == "passage" for found in explained) == (
+        method == "hippoindex"
+    )
+
+
+def test_methods_that_do_not_walk_from_phrases_to_passages_are_not_explained(
+    retriever: Retriever, batch: QueryBatch
+) -> None:
+    with pytest.raises(UsageError, match="what can be explained is hipporag2 and hippoindex"):
+        retriever.explain(batch, retriever.rank(batch, "dense"), "dense")
 
 
 def test_a_question_without_seeds_has_no_path(retriever: Retriever) -> None:
