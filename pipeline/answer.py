@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -42,6 +43,8 @@ class Answers:
     seconds_s : float
         Embedding of the questions and ranking; explanations are not in it, nor the start of this process,
         but that of workers is.
+    parts_s : dict of str to float
+        How much of it each part took; empty where workers did it.
     """
 
     index: Index
@@ -50,6 +53,7 @@ class Answers:
     ranking: Ranking
     explanations: Sequence[Sequence[Explanation]] | None
     seconds_s: float
+    parts_s: dict[str, float]
 
     def records(self) -> list[dict[str, Any]]:
         """Return one JSON-ready record per question, its passages best first."""
@@ -66,6 +70,11 @@ class Answers:
             "notes": self.ranking.notes,
             "seconds_s": round(self.seconds_s, 3),
             "queries_per_s": round(len(self.queries) / self.seconds_s, 1),
+            "parts_queries_per_s": {
+                name: round(len(self.queries) / seconds_s, 1)
+                for name, seconds_s in self.parts_s.items()
+                if seconds_s
+            },
         }
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -154,11 +163,12 @@ def answer_queries(
         batch = retriever.encode(found)
         ranking = retriever.rank(batch, name, top_k=top_k)
     seconds_s = time.perf_counter() - started
+    parts_s = dict(batch.clock.seconds_s) if batch else {}
     explanations = None
     if explain:
         batch = retriever.encode(found) if batch is None else batch
         explanations = retriever.explain(batch, ranking, name)
-    return Answers(retriever.index, found, name, ranking, explanations, seconds_s)
+    return Answers(retriever.index, found, name, ranking, explanations, seconds_s, parts_s)
 
 
 def _needs_workers(cluster: ClusterConfig) -> bool:
@@ -261,19 +271,32 @@ def write_answers(answers: Answers, path: Path) -> None:
     path : Path
         ``.parquet`` makes Parquet, everything else JSON Lines. An existing file is replaced.
     """
-    records = answers.records()
     with atomic_write(path) as file:
         if path.suffix == ".parquet":
-            rows = [
-                {"id": record["id"], "question": record["question"], "method": record["method"]}
-                | {**passage, "explanation": _json_or_none(passage.get("explanation"))}
-                for record in records
-                for passage in record["passages"]
-            ]
-            pq.write_table(pa.Table.from_pylist(rows), file)
+            pq.write_table(_as_table(answers), file)
             return
-        for record in records:
+        for record in answers.records():
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+
+def _as_table(answers: Answers) -> pa.Table:
+    """Return rankings as a table, one passage a row."""
+    rows = answers.ranking.rows
+    n_queries, k = rows.shape
+    passages = answers.index.passages.take(rows.ravel())
+    asked = np.repeat(np.arange(n_queries), k)
+    columns: dict[str, Any] = {
+        "id": pa.array([query.query_id for query in answers.queries]).take(asked),
+        "question": pa.array([query.question for query in answers.queries]).take(asked),
+        "method": pa.repeat(answers.method, len(asked)),
+        "rank": np.tile(np.arange(1, k + 1), n_queries),
+        "score": answers.ranking.scores.ravel(),
+        **{name: passages[name] for name in ("passage_id", "doc_id", "title")},
+    }
+    explained = [found for row in answers.explanations or () for found in row]
+    texts = [json.dumps(found.as_dict(), ensure_ascii=False) for found in explained]
+    column = pa.array(texts) if texts else pa.nulls(len(asked), pa.string())
+    return pa.table(columns | {"explanation": column})
 
 
 def write_drawings(answers: Answers, folder: Path) -> list[Path]:
@@ -293,7 +316,3 @@ def write_drawings(answers: Answers, folder: Path) -> list[Path]:
         with atomic_write(files[-1]) as file:
             file.write(explanation_svg(query.question, explained).encode())
     return files
-
-
-def _json_or_none(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from hippoindex.kernels.ppr.affine import DenseRestart
 from hippoindex.kernels.simjoin import KeptLists, Pairs
 from hippoindex.pipeline.config import GraphConfig, Section
 from hippoindex.pipeline.graph import build_graph
+from hippoindex.pipeline.normalise import phrase_id
 from hippoindex.pipeline.remote import fetch, is_remote
 from hippoindex.reader import MANIFEST as MANIFEST
 from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
@@ -38,6 +39,7 @@ UNCOVERED = frozenset({MANIFEST, CHECKSUMS, *TIMED})
 """Files that the manifest does not list."""
 ROWS_PER_FILE = 1_000_000
 VECTOR_ROWS = 1 << 16
+KEPT_VECTORS_BYTES = 512 * 2**20
 VECTOR_KINDS = ("passages", "phrases", "facts")
 TRANSITION = "ppr/transition.npy"
 LIST_ARRAYS = ("axes", "centroids", "owner", "sketches")
@@ -179,7 +181,9 @@ class Index:
     @cached_property
     def dense_restart(self) -> DenseRestart:
         """The precomputed passages' part of PPR, memory-mapped; see :attr:`precomputed_damping`."""
-        return DenseRestart(self.vectors("passages"), self._array("ppr/z.npy"), self._array("ppr/z1.npy"))
+        return DenseRestart(
+            self.float_vectors("passages"), self._array("ppr/z.npy"), self._array("ppr/z1.npy")
+        )
 
     @property
     def synonym_lists(self) -> KeptLists | None:
@@ -269,6 +273,16 @@ class Index:
         """Passages that hold each phrase, shape (phrases,), at least 1."""
         return self.phrases["passage_count"].to_numpy()
 
+    def phrase_rows(self, phrases: Sequence[str]) -> NDArray[np.int64]:
+        """Return the row of each normalised phrase, -1 where it is not in the index."""
+        ids = self.phrases["phrase_id"].to_numpy()
+        wanted = np.array([phrase_id(phrase) for phrase in phrases], dtype=np.uint64)
+        rows = np.searchsorted(ids, wanted)
+        found = np.zeros(len(wanted), dtype=bool)
+        inside = rows < len(ids)
+        found[inside] = ids[rows[inside]] == wanted[inside]
+        return np.where(found, rows, -1).astype(np.int64)
+
     @cached_property
     def fact_ends(self) -> NDArray[np.int64]:
         """Phrase rows of subject and object of each fact, shape (facts, 2)."""
@@ -293,6 +307,19 @@ class Index:
                 f"There are no vectors of {kind!r}; there are those of {', '.join(VECTOR_KINDS)}"
             )
         return self._array(f"vectors/{kind}.npy")
+
+    def float_vectors(self, kind: str) -> NDArray[np.float32]:
+        """Return the vectors of a kind in float32; they are kept where they take at most 512 MiB."""
+        if kind not in self._float_vectors:
+            wide = self.vectors(kind).astype(np.float32, copy=False)
+            if wide.nbytes > KEPT_VECTORS_BYTES:
+                return wide
+            self._float_vectors[kind] = wide
+        return self._float_vectors[kind]
+
+    @cached_property
+    def _float_vectors(self) -> dict[str, NDArray[np.float32]]:
+        return {}
 
     def verify(self) -> None:
         """Check everything that :func:`hippoindex.pipeline.verify.verify_index` checks.

@@ -183,7 +183,7 @@ class RetrieveConfig(Section):
     iterates over the whole graph. ``auto`` pushes where the index holds the pieces for this damping."""
     epsilon: float | None = Field(default=None, gt=0.0)
     """``push`` leaves at most this much unspread mass per unit of degree on a node, of a total of 1; ``None``
-    is 1e-6 for ``hippoindex``, whose floor hides more than that, and 1e-8 for the others."""
+    is 3e-6 for ``hippoindex``, whose floor hides more than that, and 1e-8 for the others."""
     tolerance: float = Field(default=1e-6, gt=0.0)
     """L1 error at which ``power`` stops."""
     memory_bytes: int = Field(default=512 * 2**20, ge=2**20)

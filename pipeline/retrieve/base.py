@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +15,25 @@ from hippoindex.errors import UsageError
 from hippoindex.kernels.ppr.top import largest_of_rows
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
+
+
+class Clock:
+    """Adds up how long the parts of retrieval take.
+
+    Attributes
+    ----------
+    seconds_s : dict of str to float
+    """
+
+    def __init__(self) -> None:
+        self.seconds_s: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a block of code as a part, in addition to what the part has taken so far."""
+        started = time.perf_counter()
+        yield
+        self.seconds_s[name] = self.seconds_s.get(name, 0.0) + time.perf_counter() - started
 
 
 class Fact(NamedTuple):
@@ -42,17 +63,22 @@ class QueryBatch:
     entities : sequence of sequence of str
         Normalised phrases of each question's entities.
     entity_vectors : sequence of ndarray of float32, shape (entities of the question, d)
+    entity_rows : sequence of ndarray of int64, shape (entities of the question,)
+        Rows of the phrases that the entities are, -1 where the index has none of that name.
     fact_vectors : ndarray of float32, shape (Q, d), or None
         Embeddings to find facts and phrases; ``None`` where they are ``vectors``.
     fact_filter : FactFilter or None
+    clock : Clock
     """
 
     questions: Sequence[str]
     vectors: NDArray[np.float32]
     entities: Sequence[Sequence[str]]
     entity_vectors: Sequence[NDArray[np.float32]]
+    entity_rows: Sequence[NDArray[np.int64]]
     fact_vectors: NDArray[np.float32] | None = None
     fact_filter: FactFilter | None = None
+    clock: Clock = field(default_factory=Clock)
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -70,6 +96,7 @@ class QueryBatch:
             vectors=self.vectors[numbers],
             entities=[self.entities[n] for n in numbers],
             entity_vectors=[self.entity_vectors[n] for n in numbers],
+            entity_rows=[self.entity_rows[n] for n in numbers],
             fact_vectors=None if self.fact_vectors is None else self.fact_vectors[numbers],
         )
 
@@ -124,13 +151,13 @@ class Seeds:
     rows : ndarray of int64, shape (S,)
     weights : ndarray of float64, shape (S,)
         Positive, not scaled.
-    origins : sequence of str, length S
-        The entity or fact that led to each phrase.
+    origins : sequence of int or str, length S
+        What led to each phrase: the row of a fact, an entity, or "" for the question as a whole.
     """
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
-    origins: Sequence[str]
+    origins: Sequence[int | str]
 
 
 Method = Callable[[Index, QueryBatch, RetrieveConfig], Ranking]

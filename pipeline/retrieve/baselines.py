@@ -39,7 +39,7 @@ def dense(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
 
 def dense_scores(index: Index, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return cosines of questions and all passages, shape (Q, passages)."""
-    return vectors @ index.vectors("passages").astype(np.float32).T
+    return vectors @ index.float_vectors("passages").T
 
 
 def _words(texts: list[str]) -> list[list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 from spacy.language import Language
 
 from hippoindex.errors import ModelError
@@ -20,7 +21,7 @@ from hippoindex.pipeline.extract.query_entities import query_entities
 from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
-from hippoindex.pipeline.retrieve.base import FactFilter, Method, QueryBatch, Ranking, find_method
+from hippoindex.pipeline.retrieve.base import Clock, FactFilter, Method, QueryBatch, Ranking, find_method
 from hippoindex.pipeline.retrieve.baselines import bm25, dense
 from hippoindex.pipeline.retrieve.explain import Explanation, explain_ranking
 from hippoindex.pipeline.retrieve.fusion import hippoindex
@@ -89,25 +90,46 @@ class Retriever:
         return open_nlp(None)
 
     def encode(self, queries: Sequence[Query]) -> QueryBatch:
-        """Embed questions and find their entities, unless the query file gave them."""
+        """Embed questions and find their entities, unless the query file gave them.
+
+        Entities that are phrases of the index have their vectors there.
+        """
+        clock = Clock()
         questions = [query.question for query in queries]
-        missing = [query.question for query in queries if query.entities is None]
-        found = iter(query_entities(self._nlp, missing) if missing else [])
-        given = [next(found) if query.entities is None else query.entities for query in queries]
-        entities = [self._phrases(names, question) for names, question in zip(given, questions, strict=True)]
-        flat = self._embedder.encode([phrase for phrases in entities for phrase in phrases])
-        ends = np.cumsum([0, *map(len, entities)])
-        to_facts, to_passages = self.config.fact_instruction, self.config.passage_instruction
-        vectors = self._embedder.encode([to_passages + question for question in questions])
-        differ = to_facts != to_passages
-        return QueryBatch(
-            questions,
-            vectors,
-            entities,
-            [flat[start:end] for start, end in itertools.pairwise(ends)],
-            self._embedder.encode([to_facts + question for question in questions]) if differ else None,
-            self._fact_filter,
-        )
+        with clock.part("entities"):
+            missing = [query.question for query in queries if query.entities is None]
+            found = iter(query_entities(self._nlp, missing) if missing else [])
+            given = [next(found) if query.entities is None else query.entities for query in queries]
+            entities = [self._phrases(names, asked) for names, asked in zip(given, questions, strict=True)]
+        with clock.part("embedding"):
+            rows, vectors = self._entity_vectors([phrase for phrases in entities for phrase in phrases])
+            ends = np.cumsum([0, *map(len, entities)])
+            of_question = [slice(start, end) for start, end in itertools.pairwise(ends)]
+            to_facts, to_passages = self.config.fact_instruction, self.config.passage_instruction
+            return QueryBatch(
+                questions,
+                self._embedder.encode([to_passages + question for question in questions]),
+                entities,
+                [vectors[part] for part in of_question],
+                [rows[part] for part in of_question],
+                None
+                if to_facts == to_passages
+                else self._embedder.encode([to_facts + question for question in questions]),
+                self._fact_filter,
+                clock,
+            )
+
+    def _entity_vectors(self, phrases: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return rows, -1 where the index has no such phrase, and vectors; each text is embedded once."""
+        rows = self.index.phrase_rows(phrases)
+        vectors = np.empty((len(rows), self._embedder.dimension), dtype=np.float32)
+        vectors[rows >= 0] = self.index.vectors("phrases")[rows[rows >= 0]]
+        unknown = np.flatnonzero(rows < 0)
+        places: dict[str, int] = {}
+        which = [places.setdefault(phrases[number], len(places)) for number in unknown.tolist()]
+        if places:
+            vectors[unknown] = self._embedder.encode(list(places))[which]
+        return rows, vectors
 
     def _phrases(self, names: Sequence[str], question: str) -> list[str]:
         """Normalise entity names, each once; a question without any stands for itself."""
@@ -136,7 +158,9 @@ class Retriever:
             If there is no such method.
         """
         config = self.config if top_k is None else self.config.model_copy(update={"top_k": top_k})
-        return find_method(METHODS, method or config.method)(self.index, batch, config)
+        ranks = find_method(METHODS, method or config.method)
+        with batch.clock.part("ranking"):
+            return ranks(self.index, batch, config)
 
     def explain(
         self, batch: QueryBatch, ranking: Ranking, method: str | None = None

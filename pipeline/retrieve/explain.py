@@ -21,7 +21,7 @@ from hippoindex.pipeline.retrieve import fusion
 from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, Seeds, min_max
 from hippoindex.pipeline.retrieve.baselines import dense_scores
 from hippoindex.pipeline.retrieve.hipporag import HIPPORAG2, hipporag_seeds
-from hippoindex.pipeline.retrieve.seeds import fact_text
+from hippoindex.pipeline.retrieve.seeds import fact_text, origin_text
 from hippoindex.pipeline.retrieve.walk import choose_solver, walk_from_seeds, walk_from_seeds_and_passages
 
 NO_PREDECESSOR = -9999
@@ -218,7 +218,8 @@ def _walk_of_seeds(
     ends = np.arange(len(seeds.rows) + 1)
     restarts = sp.csr_array((seeds.weights, seeds.rows, ends), (len(seeds.rows), index.graph.n_nodes))
     phrases = index.phrases["phrase"].take(seeds.rows).to_pylist()
-    return _Walk(restarts, phrases, seeds.origins, passage_weight, probabilities)
+    origins = [origin_text(index, origin) for origin in seeds.origins]
+    return _Walk(restarts, phrases, origins, passage_weight, probabilities)
 
 
 def _walk_of_passages(
@@ -233,7 +234,7 @@ def _walk_of_passages(
 
 def _as_seeds(index: Index, found: tuple[NDArray[np.int64], NDArray[np.float64]]) -> Seeds:
     rows, weights = found
-    return Seeds(rows + index.n_phrases, weights, ["found passage"] * len(rows))
+    return Seeds(rows + index.n_phrases, weights, [""] * len(rows))
 
 
 def _explanations(
@@ -344,7 +345,10 @@ class Explainer:
         while before[best, nodes[-1]] != NO_PREDECESSOR:
             nodes.append(int(before[best, nodes[-1]]))
         nodes.reverse()
-        edges = [f"seed: {seeds.origins[best]}"]
+        source = int(seeds.rows[best])
+        is_phrase = source < self._index.n_phrases
+        origin = origin_text(self._index, seeds.origins[best]) if is_phrase else "found passage"
+        edges = [f"seed: {origin}"]
         edges += [self._edge(a, b) for a, b in itertools.pairwise(nodes)]
         steps = tuple(Step(*self._node(node), by) for node, by in zip(nodes, edges, strict=True))
         return GraphPath(steps[-1].node, float(np.exp(-distance[best])), steps)

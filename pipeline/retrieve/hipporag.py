@@ -86,7 +86,8 @@ def hipporag_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig, de
 
 def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Design) -> Ranking:
     """Walk for the questions that have seeds; rank the others by their dense scores and count them."""
-    seeds = seed_matrix(hipporag_seeds(index, queries, config, design), index.n_phrases)
+    with queries.clock.part("seeds"):
+        seeds = seed_matrix(hipporag_seeds(index, queries, config, design), index.n_phrases)
     seeded = np.diff(seeds.indptr) > 0
     numbers, others = np.flatnonzero(seeded), np.flatnonzero(~seeded)
     parts = []

@@ -23,16 +23,22 @@ Nearest = Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]
 
 
 def nearest_phrases(index: Index, queries: QueryBatch) -> Nearest:
-    """Return, for each question, the nearest phrase row of each entity and its cosine, shapes (entities,)."""
-    phrases = index.vectors("phrases").astype(np.float32)
-    counts = [len(vectors) if len(phrases) else 0 for vectors in queries.entity_vectors]
-    rows, cosines = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.float32)
-    vectors = np.concatenate([np.empty((0, phrases.shape[1]), np.float32), *queries.entity_vectors])
-    for start in range(0, sum(counts), BLOCK_QUERIES):
-        block = slice(start, start + BLOCK_QUERIES)
-        products = vectors[block] @ phrases.T  # (block, phrases)
-        rows[block] = products.argmax(axis=1)
-        cosines[block] = products.max(axis=1).clip(-1.0, 1.0)
+    """Return, for each question, the nearest phrase row of each entity and its cosine, shapes (entities,).
+
+    An entity that is a phrase of the index is nearest to itself.
+    """
+    counts = [len(rows) if index.n_phrases else 0 for rows in queries.entity_rows]
+    rows = np.concatenate([np.empty(0, np.int64), *queries.entity_rows])[: sum(counts)]
+    cosines = np.ones(len(rows), dtype=np.float32)
+    unknown = np.flatnonzero(rows < 0)
+    if len(unknown):
+        phrases = index.float_vectors("phrases")
+        vectors = np.concatenate(queries.entity_vectors)[unknown]
+        for start in range(0, len(unknown), BLOCK_QUERIES):
+            block = unknown[start : start + BLOCK_QUERIES]
+            products = vectors[start : start + BLOCK_QUERIES] @ phrases.T  # (block, phrases)
+            rows[block] = products.argmax(axis=1)
+            cosines[block] = products.max(axis=1).clip(-1.0, 1.0)
     ends = np.cumsum(counts)[:-1]
     return list(zip(np.split(rows, ends), np.split(cosines, ends), strict=True))
 
@@ -70,7 +76,7 @@ def entity_seeds(
     for entities, (rows, _) in zip(queries.entities, found, strict=True):
         # without any phrase in the index, no entity has a nearest one
         weights = {
-            int(row): (1.0 / _holders(index, int(row), config), f"entity {entity}")
+            int(row): (1.0 / _holders(index, int(row), config), entity)
             for row, entity in zip(rows, entities, strict=False)
         }
         seeds.append(_seeds(weights))
@@ -82,7 +88,7 @@ def node_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> lis
 
     Weight: cosine, min-max scaled over all phrases, / number of passages that hold the phrase.
     """
-    phrases = index.vectors("phrases").astype(np.float32)
+    phrases = index.float_vectors("phrases")
     if not len(phrases):
         return [_seeds({}) for _ in queries.questions]
     seeds = []
@@ -90,7 +96,7 @@ def node_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> lis
         scores = min_max(queries.linking_vectors[start : start + BLOCK_QUERIES] @ phrases.T)
         best = largest_of_rows(scores, config.phrase_top_k or LINKED_PHRASES)
         for row, top in zip(scores, best.tolist(), strict=True):
-            weights = {p: (float(row[p]) / _holders(index, p, config), "question") for p in top}
+            weights = {p: (float(row[p]) / _holders(index, p, config), "") for p in top}
             seeds.append(_seeds(weights))
     return seeds
 
@@ -104,20 +110,25 @@ def fact_seeds(
     recognition memory drops, give each of their phrases the mean of score / number of passages that hold it.
     The ``phrase_top_k`` best phrases are kept, with ``None`` all of them.
     """
-    facts = index.vectors("facts").astype(np.float32)
+    facts = index.float_vectors("facts")
     if not len(facts):
         return [_seeds({}) for _ in queries.questions]
     seeds: list[Seeds] = []
     for start in range(0, len(queries), BLOCK_QUERIES):
         part = slice(start, start + BLOCK_QUERIES)
-        scores = min_max(queries.linking_vectors[part] @ facts.T)  # (block, facts)
-        best = largest_of_rows(scores, config.fact_top_k)
+        cosines = queries.linking_vectors[part] @ facts.T  # (block, facts)
+        best = largest_of_rows(cosines, config.fact_top_k)
+        least, greatest = cosines.min(axis=1), cosines.max(axis=1)
         kept = _recognised(index, queries, part, best)
-        seeds += [
-            _phrases_of_facts(index, row[top], top, phrase_top_k, config)
-            for row, top in zip(scores, kept, strict=True)
-        ]
+        for row, top in enumerate(kept):
+            scores = _scaled(cosines[row, top], least[row], greatest[row])
+            seeds.append(_phrases_of_facts(index, scores, top, phrase_top_k, config))
     return seeds
+
+
+def _scaled(cosines: NDArray[np.float32], least: np.float32, greatest: np.float32) -> NDArray[np.float32]:
+    """Scale some of the cosines of a question by the least and the greatest of all, as ``min_max`` does."""
+    return (cosines - least) / (greatest - least) if greatest > least else np.ones_like(cosines)
 
 
 def _recognised(
@@ -152,7 +163,7 @@ def _phrases_of_facts(
             origin.setdefault(phrase, fact)
     means = {phrase: sum(values) / len(values) for phrase, values in weights.items()}
     best = sorted(means, key=lambda phrase: (-means[phrase], phrase))[:kept]
-    return _seeds({phrase: (means[phrase], f"fact {fact_text(index, origin[phrase])}") for phrase in best})
+    return _seeds({phrase: (means[phrase], origin[phrase]) for phrase in best})
 
 
 def with_entities(
@@ -169,14 +180,14 @@ def with_entities(
     joined = []
     found = nearest_phrases(index, queries) if nearest is None else nearest
     for entities, (rows, cosines), known in zip(queries.entities, found, seeds, strict=True):
-        weights = {
+        weights: dict[int, tuple[float, int | str]] = {
             int(row): (float(weight), origin)
             for row, weight, origin in zip(known.rows, known.weights, known.origins, strict=True)
         }
         for entity, row, cosine in zip(entities, rows.tolist(), cosines.tolist(), strict=False):
             weight = cosine / _holders(index, row, config)
             if cosine > config.entity_min_cosine and weight > weights.get(row, (0.0, ""))[0]:
-                weights[row] = (weight, f"entity {entity}")
+                weights[row] = (weight, entity)
         joined.append(_seeds(weights))
     return joined
 
@@ -196,6 +207,13 @@ def fact_of(index: Index, fact: int) -> Fact:
     return Fact(subject, index.facts["predicate"][fact].as_py(), obj)
 
 
+def origin_text(index: Index, origin: int | str) -> str:
+    """Return where a seed comes from in words; see :class:`Seeds`."""
+    if isinstance(origin, int):
+        return f"fact {fact_text(index, origin)}"
+    return f"entity {origin}" if origin else "question"
+
+
 def fact_text(index: Index, fact: int) -> str:
     """Return "subject | predicate | object" of a fact row."""
     return " | ".join(fact_of(index, fact))
@@ -206,7 +224,7 @@ def _holders(index: Index, phrase: int, config: RetrieveConfig) -> float:
     return float(index.passage_counts[phrase]) if config.node_specificity else 1.0
 
 
-def _seeds(weights: Mapping[int, tuple[float, str]]) -> Seeds:
+def _seeds(weights: Mapping[int, tuple[float, int | str]]) -> Seeds:
     kept = {row: value for row, value in sorted(weights.items()) if value[0] > 0}
     return Seeds(
         np.array(list(kept), dtype=np.int64),

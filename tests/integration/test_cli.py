@@ -92,7 +92,10 @@ def test_retrieve_writes_json_lines_and_parquet(
     assert {record["method"] for record in records} == {"hippoindex"}
     scores = [[passage["score"] for passage in record["passages"]] for record in records]
     assert all(row == sorted(row, reverse=True) for row in scores)
-    steps = records[0]["passages"][0]["explanation"]["steps"]
+    explanation = records[0]["passages"][0]["explanation"]
+    assert explanation["score"] == pytest.approx(scores[0][0], rel=1e-4)
+    assert sum(explanation["terms"].values()) == pytest.approx(explanation["score"])
+    steps = explanation["paths"][0]["steps"]
     assert steps[0]["by"].startswith("seed: ")
     assert steps[-1]["node"] == records[0]["passages"][0]["passage_id"]
     table = tmp_path / "out.parquet"
