@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: quickstart test lint bench faults format clean help
+.PHONY: quickstart test lint bench reproduce faults format clean help
 
 help:  ## List the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's ta
 	$(BIN)/python benchmarks/updates.py
 	$(BIN)/python benchmarks/graph_build.py --markdown
 	$(BIN)/python benchmarks/readme_table.py
+
+reproduce: $(VENV)/.dev  ## Measure methods and ablations (HIPPOINDEX_DATA); fail if one is below its record.
+	$(BIN)/python benchmarks/reproduce.py
 
 faults: $(VENV)/.dev  ## Kill, interrupt and starve runs at random; the index must come out the same.
 	$(BIN)/python benchmarks/faults.py

@@ -393,10 +393,14 @@ def _read_result(kind: type[Result], path: Path) -> Result:
 
 
 def _joined(kind: type[Result], parts: Sequence[Result]) -> Result:
-    """Concatenate arrays; what is no array is the same in all parts."""
-    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(kind)}
-    joined: dict[str, Any] = {
-        name: np.concatenate(values) if isinstance(values[0], np.ndarray) else values[0]
-        for name, values in columns.items()
-    }
+    """Concatenate arrays that all parts have; of strings take the first that says something."""
+    joined: dict[str, Any] = {}
+    for field in fields(kind):
+        values = [getattr(part, field.name) for part in parts]
+        if all(isinstance(value, np.ndarray) for value in values):
+            joined[field.name] = np.concatenate(values)
+        else:
+            joined[field.name] = next((v for v in values if isinstance(v, str) and v), values[0])
+            if not isinstance(values[0], str):
+                joined[field.name] = None
     return kind(**joined)

@@ -236,10 +236,15 @@ def paired_bootstrap(values: NDArray[np.float64], baseline: NDArray[np.float64])
         ``[mean, low, high]``, the same for the same values: the resampling is seeded.
     """
     difference = values - baseline
+    return [round(float(difference.mean()), 2), *bootstrap_interval(difference)]
+
+
+def bootstrap_interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 2.5 % and 97.5 % quantile of the mean over resampled queries, seeded."""
     rng = np.random.default_rng(SEED)
-    means = [difference[rng.integers(0, len(difference), len(difference))].mean() for _ in range(RESAMPLES)]
+    means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)]
     low, high = np.quantile(means, [0.025, 0.975])
-    return [round(float(difference.mean()), 2), round(float(low), 2), round(float(high), 2)]
+    return round(float(low), 2), round(float(high), 2)
 
 
 def permutation_test(values: NDArray[np.float64], others: NDArray[np.float64]) -> float:

@@ -376,3 +376,16 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(KernelError, match=r"do not fit together|vectors have shape"):
             affine.rank(pusher, bad, *arguments, 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scores_of_all_passages_are_those_of_the_reference(seed: int) -> None:
+    case = make_case(seed)
+    arguments = case.queries, case.weights, case.seeds
+    found = affine.scores(case.pusher(), case.dense(), *arguments, TO_THE_END)
+    exact = case.exact()
+    allowed = rounding(case, FLOAT32) * exact.max(axis=1, keepdims=True)
+    assert np.all(np.abs(found - exact) <= allowed)
+    ranked = case.rank(top_k=5)
+    of_ranked = np.take_along_axis(found, ranked.nodes - case.first, axis=1)
+    np.testing.assert_allclose(of_ranked, ranked.scores, rtol=1e-5, atol=1e-9)
