@@ -23,9 +23,8 @@ from pydantic import Field
 from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
-from hippoindex.kernels.simjoin import KeptLists, Pairs
-from hippoindex.pipeline.config import GraphConfig, Section
-from hippoindex.pipeline.graph import build_graph
+from hippoindex.kernels.simjoin import KeptLists
+from hippoindex.pipeline.config import Section
 from hippoindex.pipeline.normalise import phrase_id
 from hippoindex.pipeline.remote import fetch, is_remote
 from hippoindex.reader import MANIFEST as MANIFEST
@@ -225,10 +224,16 @@ class Index:
 
     @cached_property
     def _graph_without_synonyms(self) -> Graph:
-        none = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-        config = GraphConfig.model_validate(self.manifest.config["graph"])
-        counts = self.facts["count"].to_numpy()
-        return build_graph(self.fact_ends, counts, self.occurrence, none, config)[0]
+        """Facts and mentions alone, with the weights that ``graph.weights`` gives them."""
+        doubled = 2.0 if self.manifest.config["graph"]["weights"] == "hipporag" else 1.0
+        subjects, objects = self.fact_ends.T
+        mentions = self.occurrence.tocoo()
+        return Graph.from_edges(
+            self.graph.n_nodes,
+            np.concatenate([subjects, mentions.row]),
+            np.concatenate([objects, mentions.col.astype(np.int64) + self.n_phrases]),
+            np.concatenate([doubled * self.facts["count"].to_numpy(), np.ones(mentions.nnz)]),
+        )
 
     @cached_property
     def phrase_graph(self) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 from hippoindex.errors import ModelError, UsageError
 from hippoindex.kernels import ppr
 from hippoindex.pipeline.answer import Answers, answer_queries, open_retriever, read_gold
-from hippoindex.pipeline.artifact import Index, Manifest
+from hippoindex.pipeline.artifact import Manifest
 from hippoindex.pipeline.queries import Query
 from hippoindex.pipeline.retrieve.base import QueryBatch, Seeds
 from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
@@ -246,7 +247,7 @@ def missed(answers: Answers, number: int) -> set[str]:
 def test_another_embedding_model_than_the_index_has_is_refused(retriever: Retriever) -> None:
     content = json.loads((retriever.index.path / "manifest.json").read_text())
     content["stages"]["embed"]["embedder"] = "0" * 64
-    other = Index(retriever.index.path, Manifest.model_validate(content), "index")
+    other = replace(retriever.index, manifest=Manifest.model_validate(content))
     with pytest.raises(ModelError, match="their vectors cannot be compared"):
         Retriever(other)
 
