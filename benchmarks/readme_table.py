@@ -42,20 +42,20 @@ CASES = (
     Case(
         "MuSiQue train 100, rules",
         "musique_train_100",
-        goals={("hippoindex", "recall@5"): 70, ("hippoindex", "recall@10"): 82},
+        goals={("hippoindex", "recall@5"): 76, ("hippoindex", "recall@2"): 54},
     ),
     Case(
         "MuSiQue train 100, GPT-3.5 triples",
         "musique_train_100",
         settings=("extract.engine=import", f"extract.path={{data}}/{GPT}"),
         goals={
-            ("hippoindex", "recall@5"): 71,
-            ("hippoindex", "recall@10"): 82,
+            ("hippoindex", "recall@5"): 77,
+            ("hippoindex", "recall@2"): 54,
             ("hipporag1", "recall@2"): 52,
             ("hipporag2", "recall@5"): 65,
         },
     ),
-    Case("HotpotQA train 100, rules", "hotpot_train_100", goals={("hippoindex", "recall@5"): 83}),
+    Case("HotpotQA train 100, rules", "hotpot_train_100", goals={("hippoindex", "recall@5"): 90}),
     Case(
         "2WikiMultiHopQA 375, rules",
         "2wiki_dev_375",
@@ -102,6 +102,7 @@ def run(case: Case, work: Path, overrides: list[str]) -> dict[str, Any]:
     asked = ("--queries", folder / "queries.jsonl", "--methods", ",".join(METHODS))
     report = hippoindex("evaluate", "--index", output, *asked)
     report["index"].pop("path")
+    del report["questions"], report["config"]  # long, and nothing that the tables show
     return {
         "name": case.name,
         "passages_per_s": stats["passages_per_s"],
@@ -134,6 +135,8 @@ def misses(case: Case, result: dict[str, Any]) -> list[str]:
         for (method, metric), least in case.goals.items()
         if rows[method][metric] < least
     ]
+    if rows["hippoindex"]["recall@2"] < rows["dense"]["recall@2"]:
+        found.append("hippoindex is below dense at recall@2")
     if case.clear_of_zero and rows["hippoindex"]["delta_recall@5"][1] <= 0:
         found.append("the interval of hippoindex - dense holds zero")
     if case.clear_of_zero and rows["hippoindex"]["recall@5"] <= rows["bm25"]["recall@5"]:

@@ -17,7 +17,7 @@ opinion pool). With the probabilities :math:`p` of Personalized PageRank over on
   is reached which shares nothing with the question but with the passage of its first hop.
 
 The floor :math:`\rho` is what a passage keeps that a walk does not reach. The walks count alike (a = c = 1);
-b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0008-fusion.md``.
+b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0010-fusion.md``.
 """
 
 from __future__ import annotations

@@ -47,16 +47,18 @@ def test_hotpotqa_through_both_executors(
         assert {k: v for k, v in local[name].items() if k != "queries_per_s"} == {
             k: v for k, v in ray[name].items() if k != "queries_per_s"
         }
-    assert local["hippoindex"]["recall@5"] >= 85
-    assert local["hippoindex"]["recall@5"] > local["dense"]["recall@5"]
+    assert local["hippoindex"]["recall@5"] >= 90
+    assert local["hippoindex"]["recall@2"] >= 71
+    assert local["hippoindex"]["delta_recall@5"][1] > 0, "clear of dense"
 
 
 def test_musique_with_rules(data_dir: Path, tmp_path: Path) -> None:
     methods = build(data_dir / "musique_train_100", tmp_path / "index")
     counts = open_index(tmp_path / "index").manifest.counts
     assert (counts.passages, counts.quarantined_records, counts.quarantined_passages) == (1890, 0, 0)
-    assert methods["hippoindex"]["recall@5"] >= 72
-    assert methods["hippoindex"]["recall@10"] >= 82
+    assert methods["hippoindex"]["recall@2"] >= 55
+    assert methods["hippoindex"]["recall@5"] >= 76
+    assert methods["hippoindex"]["recall@10"] >= 86
     assert methods["hippoindex"]["delta_recall@5"][1] > 0, "clear of dense"
     assert methods["dense"]["recall@5"] == pytest.approx(62.2, abs=0.3)
     assert methods["bm25"]["recall@5"] == pytest.approx(50.9, abs=0.3)
@@ -68,7 +70,8 @@ def test_musique_with_imported_triples(data_dir: Path, tmp_path: Path) -> None:
     counts = open_index(tmp_path / "index").manifest.counts
     assert (counts.triples_extracted, counts.triples_rejected) == (17_419, 185)
     assert (counts.passages_without_triples, counts.passages_without_extraction) == (2, 0)
-    assert methods["hippoindex"]["recall@5"] >= 70
-    assert methods["hippoindex"]["recall@10"] >= 83
+    assert methods["hippoindex"]["recall@2"] >= 56
+    assert methods["hippoindex"]["recall@5"] >= 76
+    assert methods["hippoindex"]["recall@10"] >= 86
     assert methods["hipporag1"]["recall@2"] >= 51
     assert methods["hipporag2"]["recall@5"] >= 65
