@@ -100,8 +100,7 @@ def hippoindex(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ran
         rankings.append(top_k(scored.total, config.top_k, config.ties))
         solver = scored.solver
     without = [not len(facts.rows) and not len(named.rows) for facts, named in zip(*seeds, strict=True)]
-    notes = "recognition memory off" if queries.fact_filter is None else ""
-    return joined(rankings, solver=solver, fell_back=np.array(without), notes=notes)
+    return joined(rankings, solver=solver, fell_back=np.array(without))
 
 
 def with_epsilon(config: RetrieveConfig) -> RetrieveConfig:
