@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -24,7 +23,6 @@ from hippoindex.pipeline.build import build_index
 from hippoindex.pipeline.config import ClusterConfig, load_config
 
 GOAL_PER_S = 300.0
-PARTS_QUERIES = 1000
 PATTERNS = (
     "Which came first, {a} or {b}?",
     "Where was the person born who is known for {a}?",
@@ -41,12 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--index", type=Path, help="by default one of 2wiki_dev_375 is built")
     parser.add_argument("--queries", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, help="by default one process, on all cores")
+    parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of the index built")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="retrieve.KEY=VALUE")
     parser.add_argument("--record", action="store_true", help="write benchmarks/records/bulk_queries.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        index = open_index(arguments.index or build(Path(folder)))
+        index = open_index(arguments.index or build(Path(folder), arguments.precision))
         result = measure(index, Path(folder), arguments)
     print(json.dumps(result, indent=2))
     if arguments.record:
@@ -55,9 +54,9 @@ def main() -> None:
         sys.exit(f"MISSED {result['queries_per_s']} queries/s < {GOAL_PER_S}")
 
 
-def build(folder: Path) -> Path:
-    corpus = data_folder() / "2wiki_dev_375" / "corpus.jsonl"
-    build_index(load_config(corpus__path=[str(corpus)], output=str(folder / "index")))
+def build(folder: Path, precision: str) -> Path:
+    corpus, output = data_folder() / "2wiki_dev_375" / "corpus.jsonl", folder / "index"
+    build_index(load_config(corpus__path=[str(corpus)], output=str(output), embed__precision=precision))
     return folder / "index"
 
 
@@ -74,7 +73,9 @@ def make_questions(index: Index, count: int, file: Path) -> None:
 def measure(index: Index, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     questions, output = folder / "questions.jsonl", folder / "ranked.parquet"
     make_questions(index, arguments.queries, questions)
-    cluster = ClusterConfig(executor="local", workers=arguments.workers)
+    cluster = (
+        ClusterConfig(executor="local", workers=arguments.workers) if arguments.workers else ClusterConfig()
+    )
     started = time.perf_counter()
     answers = answer_queries(
         index.path, questions, method="hippoindex", overrides=arguments.overrides, cluster=cluster
@@ -90,17 +91,9 @@ def measure(index: Index, folder: Path, arguments: argparse.Namespace) -> dict[s
         "rank_s": round(ranked - started, 2),
         "write_s": round(ended - ranked, 2),
         "parquet_bytes": output.stat().st_size,
-        "parts_queries_per_s": parts(index, questions, arguments.overrides),
+        "parts_queries_per_s": answers.summary()["parts_queries_per_s"],
+        "precision": index.manifest.config["embed"]["precision"],
     }
-
-
-def parts(index: Index, questions: Path, overrides: list[str]) -> dict[str, float]:
-    """Return queries per second of each part in one process: walks on all cores, the others on one."""
-    few = questions.with_name("few.jsonl")
-    few.write_text("".join(questions.read_text(encoding="utf-8").splitlines(keepends=True)[:PARTS_QUERIES]))
-    found = answer_queries(index.path, few, method="hippoindex", overrides=overrides)
-    per_s: dict[str, float] = found.summary()["parts_queries_per_s"]
-    return per_s
 
 
 if __name__ == "__main__":

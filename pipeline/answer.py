@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from hippoindex.cluster.atomic import atomic_write
 from hippoindex.cluster.executor import choose_executor
+from hippoindex.cluster.usage import available_cores
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.bulk import rank_in_shards
@@ -129,7 +130,8 @@ def answer_queries(
         Where questions are ranked: in this process where the executor is ``auto`` and neither workers nor an
         address are given, else in shards by workers.
     work : str or Path, optional
-        Folder for what workers write, removed at the end; by default that of temporary files. On a cluster
+        Folder for what workers write; a call that was interrupted goes on from there, and at the end it is
+        removed. By default a temporary one. On a cluster
         all machines must see it, and the index, under the same path.
 
     Returns
@@ -245,7 +247,8 @@ def open_retriever(
     if parity is not None:
         kept += retrieve_settings(parity)
         check_index(opened.path, opened.manifest.config)
-    return Retriever(opened, load_config(overrides=[*kept, *settings]).retrieve)
+    retrieve = load_config(overrides=[*kept, *settings]).retrieve
+    return Retriever(opened, retrieve, threads=available_cores())
 
 
 def _as_settings(values: Mapping[str, Any]) -> list[str]:

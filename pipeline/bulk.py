@@ -32,6 +32,7 @@ from hippoindex.errors import ArtifactError, HippoIndexError, UsageError
 from hippoindex.kernels.ppr import Graph, Ranked, solve
 from hippoindex.kernels.ppr.restart import SparseRestarts, sparse_restarts
 from hippoindex.kernels.ppr.solve import choose_method
+from hippoindex.pipeline.artifact import open_index
 from hippoindex.pipeline.config import RetrieveConfig
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.queries import Query
@@ -43,6 +44,8 @@ log = structlog.get_logger("hippoindex")
 
 SOLVE_VERSION = 1
 """Raised whenever the code of the solvers changes what comes out: stored results are then solved again."""
+RANK_VERSION = 1
+"""Likewise for the methods of retrieval."""
 SHARD_RESTARTS = 1024
 SHARD_QUESTIONS = 256
 GRAPH_ARRAYS = ("indptr", "indices", "weights")
@@ -177,8 +180,9 @@ def rank_in_shards(
     shard_questions : int, optional
         Questions ranked at a time by one worker; by default 256, or fewer so that every worker has some.
     work : str or Path, optional
-        Folder for the shards' results, which are not kept; on a cluster all machines must see it, and the
-        index, under the same path. By default that of temporary files.
+        Folder for the shards' results: those of an interrupted call are found there and not ranked again; at
+        the end it is emptied. On a cluster all machines must see it, and the index, under the same path. By
+        default a temporary folder.
     monitor : Monitor, optional
         Shows progress.
 
@@ -202,18 +206,36 @@ def rank_in_shards(
         raise UsageError(f"shard_questions must be at least 1; got {shard_questions}")
     where = str(index) if is_remote(index) else str(Path(index).resolve())
     factory = functools.partial(_Ranker, where, config, method, top_k)
-    if work is not None:
-        Path(work).mkdir(parents=True, exist_ok=True)
+    key = "" if work is None else _rank_key(index, config, method, top_k)
     with (
-        tempfile.TemporaryDirectory(prefix="hippoindex-", dir=work) as folder,
+        _work_folder(work) as folder,
         (monitor or Monitor()).stage("retrieve", len(queries), "questions") as advance,
     ):
-        tasks = [
-            QuestionTask(number, first, tuple(queries[first : first + size]), f"{folder}/{number:06d}.npz")
-            for number, first in enumerate(range(0, len(queries), size))
-        ]
-        executor.run(factory, tasks, lambda task: advance(len(task.queries)))
-        return _joined(Ranking, [_read_result(Ranking, Path(task.output)) for task in tasks])
+        tasks = []
+        for number, first in enumerate(range(0, len(queries), size)):
+            part = tuple(queries[first : first + size])
+            digest = xxhash.xxh3_128_hexdigest(f"{key} {first} {part!r}".encode(errors="surrogatepass"))
+            tasks.append(QuestionTask(number, first, part, f"{folder}/{digest}.npz"))
+        pending = [task for task in tasks if not Path(task.output).is_file()]
+        if done := len(queries) - sum(len(task.queries) for task in pending):
+            log.info("shards found done", stage="retrieve", questions=done)
+            advance(done)
+        executor.run(factory, pending, lambda task: advance(len(task.queries)))
+        ranking = _joined(Ranking, [_read_result(Ranking, Path(task.output)) for task in tasks])
+        for task in tasks:
+            Path(task.output).unlink()
+    if work is not None:
+        with contextlib.suppress(OSError):  # something else is in it
+            Path(work).rmdir()
+    return ranking
+
+
+def _rank_key(index: str | Path, config: RetrieveConfig, method: str, top_k: int | None) -> str:
+    """Describe all that decides a ranking beside the questions."""
+    made = open_index(index).manifest.model_dump_json()
+    return repr(
+        (RANK_VERSION, xxhash.xxh3_128_hexdigest(made.encode()), config.model_dump_json(), method, top_k)
+    )
 
 
 @dataclass(frozen=True)

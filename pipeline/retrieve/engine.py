@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
 
@@ -92,32 +93,43 @@ class Retriever:
     def encode(self, queries: Sequence[Query]) -> QueryBatch:
         """Embed questions and find their entities, unless the query file gave them.
 
-        Entities that are phrases of the index have their vectors there.
+        Entities that are phrases of the index have their vectors there. With several threads, entities are
+        found while questions are embedded.
         """
         clock = Clock()
         questions = [query.question for query in queries]
+        to_facts, to_passages = self.config.fact_instruction, self.config.passage_instruction
+        for_facts = None
+        with ThreadPoolExecutor(1) as beside:
+            finding = beside.submit(self._entities, queries, clock)
+            if self._threads == 1:
+                wait([finding])
+            with clock.part("embedding"):
+                vectors = self._embedder.encode([to_passages + question for question in questions])
+                if to_facts != to_passages:
+                    for_facts = self._embedder.encode([to_facts + question for question in questions])
+            entities = finding.result()
+        with clock.part("embedding"):
+            rows, flat = self._entity_vectors([phrase for phrases in entities for phrase in phrases])
+        ends = np.cumsum([0, *map(len, entities)])
+        of_question = [slice(start, end) for start, end in itertools.pairwise(ends)]
+        return QueryBatch(
+            questions,
+            vectors,
+            entities,
+            [flat[part] for part in of_question],
+            [rows[part] for part in of_question],
+            for_facts,
+            self._fact_filter,
+            clock,
+        )
+
+    def _entities(self, queries: Sequence[Query], clock: Clock) -> list[list[str]]:
         with clock.part("entities"):
             missing = [query.question for query in queries if query.entities is None]
             found = iter(query_entities(self._nlp, missing) if missing else [])
             given = [next(found) if query.entities is None else query.entities for query in queries]
-            entities = [self._phrases(names, asked) for names, asked in zip(given, questions, strict=True)]
-        with clock.part("embedding"):
-            rows, vectors = self._entity_vectors([phrase for phrases in entities for phrase in phrases])
-            ends = np.cumsum([0, *map(len, entities)])
-            of_question = [slice(start, end) for start, end in itertools.pairwise(ends)]
-            to_facts, to_passages = self.config.fact_instruction, self.config.passage_instruction
-            return QueryBatch(
-                questions,
-                self._embedder.encode([to_passages + question for question in questions]),
-                entities,
-                [vectors[part] for part in of_question],
-                [rows[part] for part in of_question],
-                None
-                if to_facts == to_passages
-                else self._embedder.encode([to_facts + question for question in questions]),
-                self._fact_filter,
-                clock,
-            )
+            return [self._phrases(names, query.question) for names, query in zip(given, queries, strict=True)]
 
     def _entity_vectors(self, phrases: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return rows, -1 where the index has no such phrase, and vectors; each text is embedded once."""

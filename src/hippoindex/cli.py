@@ -328,9 +328,9 @@ def retrieve(
     executor: Annotated[
         ExecutorName,
         typer.Option(
-            help="Where questions are ranked; auto is this process unless --workers is given. That walks the "
-            "graph on all cores but embeds questions on one: workers pay from about a thousand questions on, "
-            "with ray, which is slow to start, from some thousands."
+            help="Where questions are ranked; auto is this process unless --workers is given. That uses all "
+            "cores, but finds entities on one: workers pay from some thousand questions on, with ray, slow to "
+            "start, from some more."
         ),
     ] = ExecutorName.auto,
     workers: Annotated[
@@ -357,7 +357,9 @@ def retrieve(
         config=config,
         parity=parity.value if parity else None,
         cluster=ClusterConfig(executor=executor.value, workers=workers, address=address),
-        work=None if address is None or output is None else output.parent,  # which other machines see
+        work=None
+        if output is None
+        else output.with_name(f"{output.name}.work"),  # an interrupted run goes on
     )
     if output is not None:
         write_answers(answers, output)

@@ -154,6 +154,32 @@ def test_what_fails_names_its_questions(
         rank_in_shards(index, queries, LocalExecutor(1), config, method="bm25", shard_questions=5)
 
 
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    retriever: Retriever, queries: list[Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    options: dict[str, Any] = {"method": "dense", "shard_questions": 5, "work": work}
+    ranked: list[str] = []
+    broken = True
+
+    def stop_at_the_second(self: Retriever, batch: Any, *_: Any, **__: Any) -> Ranking:
+        if broken and batch.questions[0] == queries[5].question:
+            raise ZeroDivisionError("no reason")
+        ranked.extend(batch.questions)
+        return rank(self, batch, "dense")
+
+    rank = Retriever.rank
+    monkeypatch.setattr(Retriever, "rank", stop_at_the_second)
+    index, config = retriever.index.path, retriever.config
+    with pytest.raises(ExecutorError):
+        rank_in_shards(index, queries, LocalExecutor(1), config, **options)
+    assert list(work.iterdir())
+    broken = False
+    assert rank_in_shards(index, queries, LocalExecutor(1), config, **options).rows.shape[1] == config.top_k
+    assert sorted(ranked) == sorted(query.question for query in queries)
+    assert not work.exists()
+
+
 def test_a_worker_that_dies_names_its_questions(retriever: Retriever, queries: list[Query]) -> None:
     once = Struck(2, limits=Limits(shard_attempts=1))
     said = r"process shard \d \(questions \d+\.\.\d+, ids .*lost its worker once.*SIGKILL"
