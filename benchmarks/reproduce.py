@@ -49,7 +49,7 @@ def ours(name: str, *settings: str) -> Row:
 
 MAIN = [Row("main", name, name) for name in ("bm25", "dense", "hipporag1", "hipporag2", "hippoindex")]
 ABLATIONS = [
-    v1("as in the paper"),
+    v1("default"),
     v1("query nodes only", "walk=seeds"),
     v1("query nodes and neighbours", "walk=neighbours"),
     v1("without node specificity", "node_specificity=false"),
@@ -61,7 +61,7 @@ ABLATIONS = [
     v1("uncertainty ensemble", "ensemble_cosine=0.9"),
     v1("damping 0.3", "damping=0.3"),
     v1("damping 0.7", "damping=0.7"),
-    v2("as in the paper, no filter"),
+    v2("default, no filter"),
     v2("linking ner-to-node", "linking=ner-to-node"),
     v2("linking query-to-node", "linking=query-to-node"),
     v2("without passage nodes", "passage_nodes=false"),

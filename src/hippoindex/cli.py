@@ -329,8 +329,8 @@ def retrieve(
         ExecutorName,
         typer.Option(
             help="Where questions are ranked; auto is this process unless --workers is given. That uses all "
-            "cores, but finds entities on one: workers pay from some thousand questions on, with ray, slow to "
-            "start, from some more."
+            "cores, but finds entities on one: workers pay from some thousand questions on, with ray "
+            "from some more."
         ),
     ] = ExecutorName.auto,
     workers: Annotated[
