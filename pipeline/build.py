@@ -37,6 +37,7 @@ from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.finished import difference
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
 from hippoindex.pipeline.merge import Resolution, merge
+from hippoindex.pipeline.llm.accounting import language_model_stats
 from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.progress import Advance, Monitor
 from hippoindex.pipeline.remote import is_remote
@@ -321,6 +322,7 @@ class Run:
                 for time in self.store.monitor.times
             ],
             **self.effort,
+            **language_model_stats(self.config.extract, str(self.store.work / "usage")),
             "executor": self.executor.name,
             "workers": self.executor.workers,
             "machine": dict(machine()),
@@ -396,7 +398,8 @@ class Run:
 
     def _extract(self, made: list[Shard]) -> tuple[list[Shard], list[Shard]]:
         """Extract; return the shards of the passages that are kept, and of what was found in them."""
-        stage = ExtractStage(self.config.extract)
+        workers = max(1, min(self.executor.workers, len(made)))
+        stage = ExtractStage(self.config.extract, workers, usage=str(self.store.work / "usage"))
         extractions = self.store.run(self.executor, stage, "passages", made)
         kept = [self._keep(*pair) for pair in zip(made, extractions, strict=True)]
         self._check_quarantine("passages", _n_rows(made) - _n_rows(kept), _n_rows(made))

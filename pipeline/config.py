@@ -56,6 +56,15 @@ class ChunkConfig(Section):
         return self
 
 
+class PriceConfig(Section):
+    """US dollars for a million tokens."""
+
+    prompt: float = Field(ge=0)
+    cached: float = Field(default=0.0, ge=0)
+    """Prompt tokens that were in the server's prefix cache."""
+    generated: float = Field(ge=0)
+
+
 class ExtractConfig(Section):
     """OpenIE: entities and triples of every passage."""
 
@@ -64,17 +73,74 @@ class ExtractConfig(Section):
     """``import``: the file of OpenIE results."""
     model: str | None = None
     """``openai``: name of the model that the endpoint serves. ``rules``: the spaCy model."""
+    mode: Literal["two-turn", "joint"] = "two-turn"
+    """Entities and then triples in two turns of one conversation, or both in one answer."""
+    prompts: str | None = None
+    """A YAML file of prompts; ``None`` takes the packaged one."""
+    structured: Literal["auto", "json_schema", "json_object", "none"] = "auto"
+    """How answers are held to JSON: ``response_format`` of one of the two types, or the prompt alone;
+    ``auto`` takes the first that the server accepts."""
+    max_output_tokens: int = Field(default=2048, ge=16)
+    """Longest answer; one that is cut is asked for once more with twice as many."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Times that a question is put whose answers are not what was asked for."""
+    max_passage_tokens: int | None = Field(default=None, ge=16)
+    """Longer passages are asked about in parts, cut between sentences, and put together again."""
+    passage_overlap_tokens: int = Field(default=32, ge=0)
+    max_passage_chars: int = Field(default=100_000, ge=1)
+    """Longer passages are quarantined: split them with ``chunk.max_tokens``."""
+
     base_url: str = "http://127.0.0.1:8000/v1"
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key; the key itself is never stored."""
-    prompts: str | None = None
-    """A YAML file of prompts; ``None`` takes the packaged one."""
+    cache: str | None = None
+    """Folder of the answers that were paid for: the same request is not sent twice."""
     concurrency: int = Field(default=16, ge=1)
+    """Most requests at once. This limit and the next four are for all workers together."""
+    tokens_in_flight: int | None = Field(default=None, ge=1)
+    """Tokens of passages and their expected answers that are worked on at once."""
+    requests_per_s: float | None = Field(default=None, gt=0)
+    tokens_per_s: float | None = Field(default=None, gt=0)
+    max_usd: float | None = Field(default=None, gt=0)
+    """The run stops before it spends more; needs ``price_usd``."""
+    price_usd: PriceConfig | None = None
     timeout_s: float = Field(default=120.0, gt=0)
-    max_attempts: int = Field(default=3, ge=1)
-    max_output_tokens: int = Field(default=2048, ge=16)
-    max_passage_chars: int = Field(default=100_000, ge=1)
-    """Longer passages are quarantined: split them with ``chunk.max_tokens``."""
+    """For one request."""
+    request_attempts: int = Field(default=8, ge=1)
+    """Times that a request is sent that fails with 5xx, a timeout or a lost connection."""
+    patience_s: float = Field(default=600.0, gt=0)
+    """How long a server may be too busy (429, 503) or away before the run stops."""
+
+    @pydantic.field_validator("cache")
+    @classmethod
+    def _seen_from_here(cls, value: str | None) -> str | None:
+        """Make a path absolute: a worker's own folder may be another one."""
+        return None if value is None else str(Path(value).expanduser().absolute())
+
+    @pydantic.model_validator(mode="after")
+    def _overlap_fits(self) -> ExtractConfig:
+        if self.max_passage_tokens is not None and self.passage_overlap_tokens >= self.max_passage_tokens:
+            raise ValueError("extract.passage_overlap_tokens must be smaller than extract.max_passage_tokens")
+        return self
+
+
+#: Settings of ``extract`` that say where and how fast, not what.
+_EXTRACT_EFFORT = {
+    "path",
+    "prompts",
+    "base_url",
+    "api_key_env",
+    "cache",
+    "concurrency",
+    "tokens_in_flight",
+    "requests_per_s",
+    "tokens_per_s",
+    "max_usd",
+    "price_usd",
+    "timeout_s",
+    "request_attempts",
+    "patience_s",
+}
 
 
 class EmbedConfig(Section):
@@ -232,7 +298,7 @@ class Config(Section):
             mode="json",
             exclude={
                 "corpus": {"path"},
-                "extract": {"path", "prompts", "base_url", "api_key_env", "concurrency", "timeout_s"},
+                "extract": _EXTRACT_EFFORT,
                 "synonyms": {"memory_bytes"},
                 "graph": {"memory_bytes"},
                 "precompute": {"memory_bytes"},

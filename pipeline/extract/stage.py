@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +23,15 @@ from hippoindex.pipeline.extract.imported import (
     parse_entities,
     parse_triples,
 )
-from hippoindex.pipeline.extract.openai import OpenAIExtractor, fingerprint
+from hippoindex.pipeline.extract.llm import LlmExtractor, Note, llm_fingerprint
+from hippoindex.pipeline.llm.accounting import UsageLog
+from hippoindex.pipeline.llm.engines import open_engine
 from hippoindex.pipeline.models import model_fingerprint
 from hippoindex.pipeline.stage import Process, StageOutput, quarantine_table
 
 Row = dict[str, object]
+
+_KINDS: dict[type, str] = {RejectedEntity: "entity", Note: "answer"}
 
 
 @dataclass(frozen=True)
@@ -35,16 +40,26 @@ class ExtractStage:
 
     A passage that is too long or that the engine could not process is quarantined (kind ``passage``) and has
     no row. An entity or triple that is not one is quarantined (kind ``entity`` or ``triple``, ``row_id`` is
-    the passage's id), and its passage keeps its row. A row's entities are distinct; a triple that was
-    extracted twice is there twice.
+    the passage's id), and its passage keeps its row; so does one of which an answer was cut or a part failed
+    (kind ``answer``). A row's entities are distinct; a triple that was extracted twice is there twice.
+
+    Attributes
+    ----------
+    config : ExtractConfig
+    workers : int
+        How many workers share what the configuration allows in all.
+    usage : str, optional
+        Folder or S3 prefix where workers leave what a language model has used.
     """
 
     name: ClassVar[str] = "extract"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reads: ClassVar[pa.Schema] = schemas.PASSAGE
     writes: ClassVar[pa.Schema] = schemas.EXTRACTION
 
     config: ExtractConfig
+    workers: int = 1
+    usage: str | None = None
 
     def key_part(self) -> Mapping[str, Any]:
         """Name what decides the result: the longest passage, and the engine's model, prompts or file."""
@@ -56,7 +71,7 @@ class ExtractStage:
         if self.config.engine == "import":
             return common | {"file_sha256": _sha256(_import_path(self.config))}
         if self.config.engine == "openai":
-            return common | {"fingerprint": fingerprint(self.config)}
+            return common | {"fingerprint": llm_fingerprint(self.config)}
         model = model_fingerprint(_spacy_model(self.config))
         return common | {"model": model, "spacy": importlib.metadata.version("spacy")}
 
@@ -68,18 +83,20 @@ class ExtractStage:
         HippoIndexError
             If the engine lacks a setting, its model or its file.
         """
-        extractor = _open_engine(self.config)
+        extractor = self._open_extractor()
         return lambda passages: _process(extractor, passages, self.config.max_passage_chars)
 
+    def _open_extractor(self) -> Extractor:
+        config = self.config
+        if config.engine == "import":
+            return ImportedExtractor(_import_path(config))
+        if config.engine == "openai":
+            llm_fingerprint(config)  # refuses what is not set before anything is opened
+            log = None if self.usage is None else UsageLog(self.usage)
+            return LlmExtractor(config, functools.partial(open_engine, config, self.workers), log)
+        from hippoindex.pipeline.extract.rules import RulesExtractor  # spaCy takes seconds to import
 
-def _open_engine(config: ExtractConfig) -> Extractor:
-    if config.engine == "import":
-        return ImportedExtractor(_import_path(config))
-    if config.engine == "openai":
-        return OpenAIExtractor(config)
-    from hippoindex.pipeline.extract.rules import RulesExtractor  # spaCy takes seconds to import
-
-    return RulesExtractor(_spacy_model(config))
+        return RulesExtractor(_spacy_model(config))
 
 
 def _spacy_model(config: ExtractConfig) -> str:
@@ -149,8 +166,7 @@ def _row(passage: Passage, extraction: Extraction) -> tuple[Row, list[Row]]:
 
 def _rejected(passage: Passage, items: Sequence[RejectedTriple]) -> Iterator[Row]:
     for item in items:
-        kind = "entity" if isinstance(item, RejectedEntity) else "triple"
-        yield _quarantine(passage, item.reason, item.raw, kind)
+        yield _quarantine(passage, item.reason, item.raw, _KINDS.get(type(item), "triple"))
 
 
 def _quarantine(passage: Passage, reason: str, raw: str, kind: str) -> Row:

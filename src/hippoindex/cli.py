@@ -108,6 +108,13 @@ PrecomputeOption = Annotated[
         help="Solve the passages' part of PPR anew, or leave that to `hippoindex precompute`.",
     ),
 ]
+MaxUsdOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop before a paid endpoint has cost more US dollars than this; needs extract.price_usd.",
+        show_default=False,
+    ),
+]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 1 if fewer synonyms were found than synonyms.target_recall."),
@@ -176,6 +183,7 @@ def index(
         bool, typer.Option("--overwrite", help="Replace an index that is at --output.")
     ] = False,
     parity: ParityOption = None,
+    max_usd: MaxUsdOption = None,
     strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -194,6 +202,7 @@ def index(
         cluster__workers=workers,
         cluster__address=address,
         max_quarantine_rate=max_quarantine_rate,
+        extract__max_usd=max_usd,
     )
     _show_build(build_index(settings, overwrite=overwrite, strict=strict), as_json)
 

@@ -97,3 +97,22 @@ class ThresholdError(HippoIndexError):
     """The work finished, but a figure the caller demanded was not reached."""
 
     exit_code = 1
+
+
+class SpendLimitError(ThresholdError):
+    """The next request could cost more than may still be spent.
+
+    Parameters
+    ----------
+    spent_usd, max_usd : float
+        Of the worker that stopped.
+    """
+
+    def __init__(self, spent_usd: float, max_usd: float) -> None:
+        super().__init__(
+            f"Stopped at the spend limit: ${spent_usd:.4f} of ${max_usd:.4f} are spent (a worker's share of "
+            "extract.max_usd), and the next request could cost more than the rest. What was done is kept: "
+            "raise the limit and run again to go on"
+        )
+        self.spent_usd = spent_usd
+        self.max_usd = max_usd

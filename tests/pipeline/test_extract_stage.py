@@ -135,6 +135,7 @@ def test_the_key_follows_what_decides_the_result(tmp_path: Path) -> None:
 
     assert key(engine="import", path=str(one)) == key(engine="import", path=str(copy))
     assert key(**openai) == key(**openai, base_url="http://127.0.0.1:9/v1", concurrency=2, timeout_s=9)
+    assert key(**openai) == key(**openai, cache="a", tokens_per_s=9, max_usd=1, request_attempts=2)
     assert key() == key(model="en_core_web_sm")
     different = [
         key(),
@@ -143,6 +144,9 @@ def test_the_key_follows_what_decides_the_result(tmp_path: Path) -> None:
         key(engine="import", path=str(two)),
         key(**openai),
         key(**openai, max_output_tokens=99),
+        key(**openai, mode="joint"),
+        key(**openai, structured="none"),
+        key(**openai, max_passage_tokens=99),
         key(engine="openai", model="small"),
     ]
     assert len(set(different)) == len(different)

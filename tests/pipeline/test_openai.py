@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import email.utils
+import functools
 import json
 import socket
 import threading
@@ -16,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from hippoindex.errors import HippoIndexError, UsageError
+from hippoindex.errors import HippoIndexError, SpendLimitError, UsageError
 from hippoindex.pipeline.config import ExtractConfig
 from hippoindex.pipeline.extract.base import Extraction, Passage, Triple
-from hippoindex.pipeline.extract.openai import OpenAIExtractor
-from hippoindex.pipeline.extract.prompts import load_prompts
+from hippoindex.pipeline.extract.llm import LlmExtractor, llm_fingerprint
+from hippoindex.pipeline.extract.prompts import answer_schema, load_prompts
+from hippoindex.pipeline.llm.engines import open_engine
 
 MILL = Passage("m", "Corbel Mill", "Corbel Mill grinds rye in Aldery.")
 ENTITIES = '{"entities": ["Corbel Mill", "Aldery"]}'
@@ -145,12 +148,24 @@ def server() -> Iterator[ChatServer]:
 
 def config(server: ChatServer, **settings: Any) -> ExtractConfig:
     return ExtractConfig(
-        engine="openai", **{"model": "tiny", "base_url": server.base_url, "max_attempts": 2, **settings}
+        engine="openai",
+        **{
+            "model": "tiny",
+            "base_url": server.base_url,
+            "max_attempts": 2,
+            "request_attempts": 2,
+            **settings,
+        },
     )
 
 
+def opened(settings: ExtractConfig) -> LlmExtractor:
+    return LlmExtractor(settings, functools.partial(open_engine, settings))
+
+
 def extract(server: ChatServer, *passages: Passage, **settings: Any) -> list[Extraction]:
-    return OpenAIExtractor(config(server, **settings)).extract(passages or [MILL])
+    with contextlib.closing(opened(config(server, **settings))) as extractor:
+        return extractor.extract(passages or [MILL])
 
 
 def test_two_turns_of_one_conversation(server: ChatServer) -> None:
@@ -163,6 +178,10 @@ def test_two_turns_of_one_conversation(server: ChatServer) -> None:
         "temperature": 0.0,
         "seed": second.body["seed"],
         "max_tokens": 99,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "strict": True, "schema": answer_schema("entities")},
+        },
     }
     assert "Corbel Mill\nCorbel Mill grinds rye in Aldery." in first.messages[-1]["content"]
     assert second.messages[:-1] == [*first.messages, {"role": "assistant", "content": ENTITIES}]
@@ -187,7 +206,7 @@ def test_all_passages_share_the_beginning_and_results_keep_their_order(server: C
 
 
 def test_no_passages_need_no_server(server: ChatServer) -> None:
-    assert OpenAIExtractor(config(server)).extract([]) == []
+    assert opened(config(server)).extract([]) == []
     assert server.requests == []
 
 
@@ -214,7 +233,7 @@ def test_the_key_is_sent_and_a_local_server_needs_none(
 def test_a_key_that_cannot_be_sent_is_refused_unquoted(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILL_KEY", key)
     with pytest.raises(UsageError, match="MILL_KEY") as caught:
-        OpenAIExtractor(ExtractConfig(engine="openai", model="tiny", api_key_env="MILL_KEY"))
+        opened(ExtractConfig(engine="openai", model="tiny", api_key_env="MILL_KEY"))
     assert "secret" not in str(caught.value)
 
 
@@ -237,9 +256,9 @@ def test_almost_json_is_repaired_counted_and_shown_to_the_model_as_json(server: 
     server.script = lambda request, _: Reply(
         TRIPLES if request.turn else 'Here they are:\n```json\n{"entities": ["Corbel Mill", "Aldery",]}\n```'
     )
-    extractor = OpenAIExtractor(config(server))
+    extractor = opened(config(server))
     assert extractor.extract([MILL]) == [GOOD]
-    assert extractor.repaired == 1
+    assert extractor.usage.repaired == 1
     assert server.requests[1].messages[6]["content"] == ENTITIES
 
 
@@ -259,7 +278,7 @@ def test_an_answer_that_is_no_json_is_asked_for_again_in_another_way(server: Cha
     )
     assert extract(server) == [GOOD]
     assert [request.turn for request in server.requests] == [0, 0, 1, 1]
-    assert [request.body["temperature"] for request in server.requests] == [0.0, 0.5, 0.0, 0.5]
+    assert [request.body["temperature"] for request in server.requests] == [0.0, 0.4, 0.0, 0.4]
     assert server.requests[0].body["seed"] != server.requests[1].body["seed"]
 
 
@@ -269,7 +288,7 @@ def test_an_answer_that_is_no_json_is_asked_for_again_in_another_way(server: Cha
         (Reply("I would rather not."), 'not a JSON object with a list "triples"', "I would rather not."),
         (Reply('{"entities": []}'), 'not a JSON object with a list "triples"', '{"entities": []}'),
         (Reply('[["a", "b", "c"]]'), 'not a JSON object with a list "triples"', '[["a", "b", "c"]]'),
-        (Reply(None), "the answer with the triples has no text", '"content": null'),
+        (Reply(None), "the answer has no text", '"content": null'),
         (Reply(body="<html>"), "not a chat completion", "<html>"),
         (Reply(body='{"choices": []}'), "not a chat completion", '{"choices": []}'),
     ],
@@ -289,20 +308,220 @@ def test_an_answer_that_stays_bad_fails_its_passage_alone(
     assert len(server.requests) == 1 + 2 + 2
 
 
-@pytest.mark.parametrize(
-    ("finish_reason", "reason"), [("length", "max_output_tokens=64"), ("content_filter", "filter")]
-)
-def test_a_cut_answer_is_an_error_at_once_even_where_it_could_be_repaired(
-    server: ChatServer, finish_reason: str, reason: str
-) -> None:
+def test_what_the_content_filter_cut_is_an_error_even_where_it_could_be_repaired(server: ChatServer) -> None:
     server.script = lambda request, earlier: (
-        Reply(TRIPLES[:40], finish_reason=finish_reason) if request.turn else answer_well(request, earlier)
+        Reply(TRIPLES[:40], finish_reason="content_filter") if request.turn else answer_well(request, earlier)
     )
-    (extraction,) = extract(server, max_output_tokens=64)
-    assert extraction.error is not None
-    assert reason in extraction.error
+    (extraction,) = extract(server)
+    assert extraction.error == "the answer with the triples was cut by the server's content filter"
     assert extraction.raw == f"{ENTITIES}\n{TRIPLES[:40]}"
     assert len(server.requests) == 2
+
+
+def test_a_cut_answer_is_asked_for_at_twice_the_length(server: ChatServer) -> None:
+    server.script = lambda request, earlier: (
+        Reply(TRIPLES[:50], finish_reason="length")
+        if request.turn and request.body["max_tokens"] == 64
+        else answer_well(request, earlier)
+    )
+    assert extract(server, max_output_tokens=64) == [GOOD]
+    assert [request.body["max_tokens"] for request in server.requests] == [64, 64, 128]
+
+
+def test_what_stays_cut_keeps_its_complete_triples_and_is_flagged(server: ChatServer) -> None:
+    server.script = lambda request, earlier: (
+        Reply(TRIPLES[:60], finish_reason="length") if request.turn else answer_well(request, earlier)
+    )
+    (extraction,) = extract(server, max_output_tokens=64)
+    assert extraction.entities == GOOD.entities
+    assert extraction.triples == GOOD.triples[:1]
+    assert [item.reason for item in extraction.rejected] == ["an answer was cut; its complete items are kept"]
+    assert extraction.rejected[0].raw.count(TRIPLES[:60]) == 2
+    assert len(server.requests) == 3
+
+
+TWO = Passage("t", "Mills", "Corbel Mill grinds rye in Aldery. Tarn Mill grinds wheat in Oake.")
+
+
+def _by_mill(request: Request) -> str:
+    """Answer about the mills that a question names."""
+    text = request.messages[5]["content"]
+    names = [name for name in ("Corbel Mill", "Tarn Mill") if name in text]
+    if request.turn:
+        return json.dumps({"triples": [[name, "is", "mill"] for name in names]})
+    return json.dumps({"entities": names})
+
+
+def test_a_passage_whose_answer_stays_cut_is_asked_about_in_parts(server: ChatServer) -> None:
+    def script(request: Request, _earlier: int) -> Reply:
+        text = request.messages[5]["content"]
+        whole = "Corbel Mill" in text and "Tarn Mill" in text
+        answer = _by_mill(request)
+        return Reply(answer[:30], finish_reason="length") if whole else Reply(answer)
+
+    server.script = script
+    (extraction,) = extract(server, TWO)
+    assert extraction.entities == ["Corbel Mill", "Tarn Mill"]
+    assert extraction.triples == [("Corbel Mill", "is", "mill"), ("Tarn Mill", "is", "mill")]
+    assert extraction.rejected == []
+    assert len(server.requests) == 2 + 2 * 2
+    assert all("Mills\n" in request.messages[5]["content"] for request in server.requests)
+
+
+def test_a_prompt_that_is_too_long_is_halved_until_it_fits(server: ChatServer) -> None:
+    text = " ".join(f"Mill number {i} grinds rye." for i in range(8))
+
+    def script(request: Request, _earlier: int) -> Reply:
+        asked = request.messages[5]["content"]
+        if asked.count("grinds rye") > 2:
+            return Reply(status=400, body='{"error": "exceeds the available context size"}')
+        ids = [i for i in range(8) if f"number {i} " in asked]
+        key, items = ("triples", [["mill", "is", str(i)] for i in ids]) if request.turn else ("entities", ids)
+        return Reply(json.dumps({key: list(map(str, items)) if key == "entities" else items}))
+
+    server.script = script
+    (extraction,) = extract(server, Passage("l", "", text))
+    assert extraction.error is None
+    assert extraction.entities == [str(i) for i in range(8)]
+    assert [triple.object for triple in extraction.triples] == [str(i) for i in range(8)]
+
+
+def test_a_prompt_that_never_fits_is_an_error(server: ChatServer) -> None:
+    server.script = lambda _request, _earlier: Reply(status=400, body="prompt is too long")
+    (extraction,) = extract(server)
+    assert extraction.error == "the prompt is too long for the model: HTTP 400"
+    assert len(server.requests) < 20
+
+
+def test_long_passages_are_asked_about_in_parts_with_overlap(server: ChatServer) -> None:
+    server.script = lambda request, _earlier: Reply(_by_mill(request))
+    passage = Passage("t", "", "Corbel Mill is very old. Tarn Mill is new. Rye is cheap here today.")
+    (extraction,) = extract(server, passage, max_passage_tokens=16, passage_overlap_tokens=6)
+    assert extraction.entities == ["Corbel Mill", "Tarn Mill"]
+    assert extraction.triples == [("Corbel Mill", "is", "mill"), ("Tarn Mill", "is", "mill")]
+    asked = [request.messages[5]["content"] for request in server.requests if request.turn == 0]
+    assert sum("Tarn Mill is new" in question for question in asked) == 2
+    assert {item.reason for item in extraction.rejected} == {"triple repeats one of the same passage"}
+
+
+def test_a_part_that_fails_costs_that_part(server: ChatServer) -> None:
+    server.script = lambda request, _earlier: (
+        Reply("No.") if "Tarn" in request.messages[5]["content"] else Reply(_by_mill(request))
+    )
+    (extraction,) = extract(server, TWO, max_passage_tokens=16, passage_overlap_tokens=0)
+    assert extraction.entities == ["Corbel Mill"]
+    (note,) = extraction.rejected
+    assert note.reason == (
+        'no answer about characters 34 to 65: the answer is not a JSON object with a list "entities"'
+    )
+    assert note.raw == "No.\nNo."
+
+
+def test_joint_mode_asks_once(server: ChatServer) -> None:
+    server.script = lambda _request, _earlier: Reply(
+        json.dumps({**json.loads(ENTITIES), **json.loads(TRIPLES)})
+    )
+    assert extract(server, mode="joint") == [GOOD]
+    (request,) = server.requests
+    assert [message["role"] for message in request.messages] == ["system", "user", "assistant", "user"]
+    assert request.body["response_format"]["json_schema"]["schema"] == answer_schema("entities", "triples")
+
+
+@pytest.mark.parametrize("refused", [["json_schema"], ["json_schema", "json_object"]])
+def test_a_server_without_a_response_format_is_asked_without(server: ChatServer, refused: list[str]) -> None:
+    def script(request: Request, earlier: int) -> Reply:
+        way = request.body.get("response_format", {}).get("type", "none")
+        if way in refused:
+            return Reply(status=400, body=f"response_format {way} is not supported")
+        return answer_well(request, earlier)
+
+    server.script = script
+    assert extract(server, *[MILL] * 3) == [GOOD] * 3
+    ways = [request.body.get("response_format", {}).get("type", "none") for request in server.requests]
+    assert set(ways[-3:]) == {["json_object", "none"][len(refused) - 1]}
+    server.requests.clear()
+    (extraction,) = extract(server, structured="json_schema")
+    assert extraction.error == "the server refused the request: HTTP 400"
+
+
+def test_what_was_answered_is_not_asked_again(server: ChatServer, tmp_path: Path) -> None:
+    passages = [Passage(str(i), "", f"This is mill {i}.") for i in range(5)]
+    first = extract(server, *passages, cache=str(tmp_path / "answers"))
+    assert len(server.requests) == 10
+    again = opened(config(server, cache=str(tmp_path / "answers")))
+    assert again.extract(passages) == first
+    assert len(server.requests) == 10
+    assert (again.usage.known, again.usage.requests, again.usage.prompt_tokens) == (10, 0, 0)
+    extract(server, *passages, cache=str(tmp_path / "answers"), max_output_tokens=99)
+    assert len(server.requests) == 20
+
+
+def test_the_spend_limit_stops_before_it_is_passed_and_keeps_what_was_paid(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    price = {"prompt": 1.0, "generated": 1000.0}
+    settings = {"cache": str(tmp_path), "price_usd": price, "max_output_tokens": 64}
+    passages = [Passage(str(i), "", f"This is mill {i}.") for i in range(12)]
+    with pytest.raises(SpendLimitError, match="What was done is kept") as stopped:
+        extract(server, *passages, max_usd=0.3, concurrency=3, **settings)
+    assert 0.2 < stopped.value.spent_usd <= 0.3
+    paid = len(server.requests)
+    assert 0 < paid < 24
+    assert extract(server, *passages, **settings) == [GOOD] * 12
+    assert len(server.requests) == 24
+
+
+def test_a_spend_limit_needs_prices(server: ChatServer) -> None:
+    with pytest.raises(UsageError, match=r"extract\.price_usd"):
+        extract(server, max_usd=1.0)
+
+
+def test_tokens_and_attempts_are_counted(server: ChatServer) -> None:
+    def script(request: Request, earlier: int) -> Reply:
+        if earlier == 0 and not request.turn:
+            return Reply(status=500, body="")
+        usage = {
+            "prompt_tokens": 100 + request.turn,
+            "completion_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 60},
+        }
+        text = TRIPLES if request.turn else ENTITIES
+        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        return Reply(body=json.dumps({"choices": [choice], "usage": usage}))
+
+    server.script = script
+    extractor = opened(config(server, price_usd={"prompt": 1e6, "cached": 1e5, "generated": 2e6}))
+    assert extractor.extract([MILL]) == [GOOD]
+    usage = extractor.usage
+    assert (usage.requests, usage.attempts, usage.known, usage.passages) == (2, 3, 0, 1)
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens) == (201, 120, 14)
+    assert usage.usd == pytest.approx(81 + 120 * 0.1 + 28)
+    assert usage.latency_s > 0
+
+
+def test_a_server_that_fails_request_after_request_stops_the_work(server: ChatServer) -> None:
+    server.script = lambda _request, _earlier: Reply(status=500, body="out of memory")
+    with pytest.raises(HippoIndexError, match=r"one after the other.*HTTP 500"):
+        extract(server, *[MILL] * 60, concurrency=4)
+
+
+def test_a_server_that_stays_too_busy_stops_the_work(server: ChatServer) -> None:
+    server.script = lambda _request, _earlier: Reply(status=429, body="slow down")
+    with pytest.raises(HippoIndexError, match=r"has refused a request for 0\.3 s.*kept"):
+        extract(server, patience_s=0.3)
+
+
+def test_a_server_that_wants_money_stops_the_work_at_once(server: ChatServer) -> None:
+    server.script = lambda _request, _earlier: Reply(status=429, body='{"code": "insufficient_quota"}')
+    with pytest.raises(HippoIndexError, match="wants to be paid"):
+        extract(server)
+    assert len(server.requests) == 1
+
+
+def test_requests_a_second_are_limited(server: ChatServer) -> None:
+    start_s = time.monotonic()
+    extract(server, *[Passage(str(i), "", f"Mill {i}.") for i in range(8)], requests_per_s=10.0)
+    assert time.monotonic() - start_s >= 0.5
 
 
 def test_a_busy_server_is_asked_again_the_same_way_after_the_time_it_names(server: ChatServer) -> None:
@@ -390,18 +609,14 @@ def test_an_unreachable_endpoint_is_one_clear_error() -> None:
     with socket.socket() as unused:  # bound but not listening: connections are refused
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        extractor = OpenAIExtractor(
-            ExtractConfig(engine="openai", model="tiny", base_url=url, max_attempts=2)
-        )
-        with pytest.raises(
-            HippoIndexError, match=rf"can be reached at {url}/chat/completions.*extract\.base_url"
-        ):
+        extractor = opened(ExtractConfig(engine="openai", model="tiny", base_url=url))
+        with pytest.raises(HippoIndexError, match=rf"can be reached at {url}.*extract\.base_url"):
             extractor.extract([MILL] * 3)
 
 
 def test_the_model_must_be_named() -> None:
     with pytest.raises(UsageError, match=r"--set extract\.model="):
-        OpenAIExtractor(ExtractConfig(engine="openai"))
+        llm_fingerprint(ExtractConfig(engine="openai"))
 
 
 @pytest.mark.parametrize(
@@ -409,7 +624,7 @@ def test_the_model_must_be_named() -> None:
 )
 def test_an_address_that_is_no_http_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"extract\.base_url") as caught:
-        OpenAIExtractor(ExtractConfig(engine="openai", model="tiny", base_url=url))
+        opened(ExtractConfig(engine="openai", model="tiny", base_url=url))
     assert "pw" not in str(caught.value)
 
 
@@ -419,7 +634,7 @@ def test_the_fingerprint_is_of_what_decides_an_answer(tmp_path: Path) -> None:
     prompts.write_text(json.dumps(content), encoding="utf-8")
 
     def fingerprint(**settings: Any) -> str:
-        return OpenAIExtractor(ExtractConfig(engine="openai", **{"model": "tiny", **settings})).fingerprint
+        return llm_fingerprint(ExtractConfig(engine="openai", **{"model": "tiny", **settings}))
 
     same: list[dict[str, Any]] = [
         {},
@@ -431,31 +646,32 @@ def test_the_fingerprint_is_of_what_decides_an_answer(tmp_path: Path) -> None:
     other: list[dict[str, Any]] = [{}, {"model": "small"}, {"max_output_tokens": 99}]
     assert len({fingerprint(**settings) for settings in other}) == 3
     before = fingerprint(prompts=str(prompts))
-    content["triples"]["instruction"] += " Be brief."
+    content["two_turn"]["triples"] += " Be brief."
     prompts.write_text(json.dumps(content), encoding="utf-8")
     assert fingerprint(prompts=str(prompts)) != before
 
 
 def test_the_packaged_example_is_consistent() -> None:
     prompts = load_prompts()
-    passage = " ".join(prompts.ner.example.passage.split())
-    entities = prompts.ner.example.answer
-    assert all(entity in passage for entity in entities)
-    named = {end for s, _, o in prompts.triples.example.answer for end in (s, o) if end in entities}
-    assert named == set(entities)
-    for key, turn in (("entities", prompts.ner), ("triples", prompts.triples)):
-        assert f'{{"{key}": []}}' in turn.instruction
+    (example,) = prompts.examples
+    passage = " ".join(example.passage.split())
+    assert all(entity in passage for entity in example.entities)
+    named = {end for s, _, o in example.triples for end in (s, o) if end in example.entities}
+    assert named == set(example.entities)
+    assert '{"entities": []}' in prompts.two_turn.entities
+    assert '{"triples": []}' in prompts.two_turn.triples
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"extra": 1}, "extra: Extra inputs"),
-        ({"triples": {"instruction": "List the facts."}}, r"triples\.example: Field required"),
+        ({"joint": {"instruction": "List: {passage}"}}, r"joint\.system: Field required"),
         (
-            {"ner": load_prompts().ner.model_dump() | {"instruction": "No place."}},
-            r"ner\.instruction: .*\{passage\}",
+            {"two_turn": load_prompts().two_turn.model_dump() | {"entities": "No place."}},
+            r"two_turn\.entities: .*\{passage\}",
         ),
+        ({"examples": [{"passage": "x", "entities": [], "triples": [["a", "b"]]}]}, r"examples\.0\.triples"),
     ],
 )
 def test_prompts_that_cannot_be_used_are_refused(

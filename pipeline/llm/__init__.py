@@ -1,0 +1,1 @@
+"""Language models behind one interface: HTTP endpoints and engines in this process, and what they cost."""

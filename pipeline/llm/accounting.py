@@ -1,0 +1,152 @@
+"""What a language model has used and cost, by worker, from the first shard to ``stats.json``."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from hippoindex.cluster.storage import open_storage
+from hippoindex.pipeline.config import ExtractConfig
+from hippoindex.pipeline.llm.base import ChatResponse, Price
+
+
+@dataclass
+class Usage:
+    """Sums over requests.
+
+    Attributes
+    ----------
+    requests : int
+        Answered by the engine.
+    attempts : int
+        Sent to it.
+    known : int
+        Answered from the cache of answers, for nothing.
+    prompt_tokens, cached_tokens, generated_tokens : int
+        Of the ``requests``; ``cached_tokens`` of the ``prompt_tokens`` were in the engine's prefix cache.
+    latency_s : float
+        Sum over the ``requests``, which overlap.
+    seconds_s : float
+        Time in which shards were worked on.
+    passages : int
+        Given to the engine.
+    repaired, cut, split, invalid : int
+        Answers that were JSON only after a repair; cut at the token limit; passages asked about in parts;
+        answers that were not what was asked for.
+    usd : float
+        By the prices that were given.
+    rejected : Counter
+        Entities and triples that are none, by reason.
+    """
+
+    requests: int = 0
+    attempts: int = 0
+    known: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    latency_s: float = 0.0
+    seconds_s: float = 0.0
+    passages: int = 0
+    repaired: int = 0
+    cut: int = 0
+    split: int = 0
+    invalid: int = 0
+    usd: float = 0.0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def count(self, response: ChatResponse, price: Price | None) -> None:
+        """Add a completion."""
+        if response.attempts == 0:
+            self.known += 1
+            return
+        self.requests += 1
+        self.attempts += response.attempts
+        self.prompt_tokens += response.prompt_tokens
+        self.cached_tokens += response.cached_tokens
+        self.generated_tokens += response.generated_tokens
+        self.latency_s += response.latency_s
+        if price is not None:
+            self.usd += price.usd(response.prompt_tokens, response.cached_tokens, response.generated_tokens)
+
+    def add(self, other: Usage) -> None:
+        """Add the sums of another."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+    def record(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return asdict(self) | {"rejected": dict(sorted(self.rejected.items()))}
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Usage:
+        """Read :meth:`record`."""
+        return cls(**record | {"rejected": Counter(record["rejected"])})
+
+
+class UsageLog:
+    """Where a worker leaves what its shards have used, for the program to add up.
+
+    Parameters
+    ----------
+    place : str
+        Folder or S3 prefix, the same for all workers.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._storage = open_storage(place)
+        self._worker = secrets.token_hex(4)
+        self._shards = 0
+
+    def write(self, usage: Usage) -> None:
+        """Leave the sums of one shard."""
+        name = f"{self._worker}-{self._shards:06d}.json"
+        self._shards += 1
+        self._storage.create(name, json.dumps(usage.record()).encode())
+
+
+def read_usage(place: str) -> dict[str, Usage]:
+    """Return the sums of every worker that left any at a place."""
+    storage = open_storage(place)
+    workers: dict[str, Usage] = {}
+    for name in sorted(entry.name for entry in storage.entries()):
+        usage = Usage.of(json.loads(storage.read_bytes(name)))
+        workers.setdefault(name.partition("-")[0], Usage()).add(usage)
+    return workers
+
+
+def language_model_stats(config: ExtractConfig, place: str) -> dict[str, Any]:
+    """Return the part of ``stats.json`` about the language model; empty where none was asked.
+
+    Shards of an interrupted run that were taken over are counted with what they used then.
+    """
+    if config.engine in ("rules", "import"):
+        return {}
+    return {"language_model": usage_report(read_usage(place).values())}
+
+
+def usage_report(workers: Iterable[Usage]) -> dict[str, Any]:
+    """Return what ``stats.json`` says of a language model: sums, rates, and the share of each worker."""
+    parts = list(workers)
+    total = Usage()
+    for part in parts:
+        total.add(part)
+    seconds_s = max((part.seconds_s for part in parts), default=0.0)
+    record = total.record()
+    record["cached_share"] = _ratio(total.cached_tokens, total.prompt_tokens)
+    record["passages_per_s"] = _ratio(total.passages, seconds_s)
+    record["generated_tokens_per_s"] = _ratio(total.generated_tokens, seconds_s)
+    record["prompt_tokens_per_s"] = _ratio(total.prompt_tokens, seconds_s)
+    record["workers"] = [
+        {name: part.record()[name] for name in ("passages", "requests", "generated_tokens", "seconds_s")}
+        for part in parts
+    ]
+    return record
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0

@@ -1,0 +1,55 @@
+"""Opening the engine that a configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hippoindex.pipeline.config import ExtractConfig
+from hippoindex.pipeline.llm.base import ChatEngine, Price
+from hippoindex.pipeline.llm.cache import ResponseCache
+from hippoindex.pipeline.llm.endpoint import EndpointSettings
+from hippoindex.pipeline.llm.openai import OpenAIEngine
+
+
+async def open_engine(config: ExtractConfig, workers: int = 1) -> ChatEngine:
+    """Open an engine in one of several workers.
+
+    Parameters
+    ----------
+    config : ExtractConfig
+    workers : int
+        Each has an equal share of the requests at once and a second, the tokens a second and the US dollars
+        that the configuration allows; they do not speak with each other.
+
+    Returns
+    -------
+    ChatEngine
+
+    Raises
+    ------
+    HippoIndexError
+        If the engine cannot be opened as configured.
+    """
+    settings = EndpointSettings(
+        section="extract",
+        base_url=config.base_url,
+        api_key_env=config.api_key_env,
+        model=str(config.model),
+        concurrency=max(1, config.concurrency // workers),
+        timeout_s=config.timeout_s,
+        attempts=config.request_attempts,
+        patience_s=config.patience_s,
+        requests_per_s=_share(config.requests_per_s, workers),
+        tokens_per_s=_share(config.tokens_per_s, workers),
+    )
+    return OpenAIEngine(
+        settings,
+        structured=config.structured,
+        cache=None if config.cache is None else ResponseCache(Path(config.cache)),
+        price=None if config.price_usd is None else Price(**config.price_usd.model_dump()),
+        max_usd=_share(config.max_usd, workers),
+    )
+
+
+def _share(whole: float | None, workers: int) -> float | None:
+    return None if whole is None else whole / workers
