@@ -46,8 +46,11 @@ VERSION = 2
 
 #: Tokens of the answers about a passage, per token of its text: what HippoRAG 2's authors report of MuSiQue.
 _ANSWER_SHARE = 2.5
+#: Passages that are begun per request that the engine takes: those that wait to be tried again, or are between
+#: two turns, leave no slot empty.
+_PIECES_PER_SLOT = 2
 #: Pieces that wait for an engine are sorted in windows of so many per slot.
-_WINDOW_PER_SLOT = 8
+_WINDOW_PER_SLOT = 4
 #: Times that a passage whose prompt is too long is halved.
 _MAX_HALVINGS = 8
 
@@ -131,7 +134,7 @@ class LlmExtractor:
         self._log = log
         self._loop = LoopThread("language-model")
         self._engine = self._loop.run(_opened(open_engine))
-        slots = self._engine.slots
+        slots = _PIECES_PER_SLOT * self._engine.slots
         self._feed = Feed(slots, config.tokens_in_flight, _WINDOW_PER_SLOT * slots)
 
     def close(self) -> None:

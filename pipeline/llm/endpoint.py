@@ -304,16 +304,17 @@ class _Course:
         return self._failed >= self._endpoint._settings.attempts
 
     def wait_s(self, state: tenacity.RetryCallState) -> float:
-        """Return what the server asks for, else a random part of a time that doubles.
+        """Return what the server asks for, else a random part of a time that grows.
 
         It begins with what an answer takes, at least a hundredth and at most a second: a fast server is asked
-        again soon.
+        again soon. It doubles where the server has too much to do, and grows by half where it failed.
         """
         error = state.outcome.exception() if state.outcome is not None else None
         if isinstance(error, _BusyError) and error.retry_after_s is not None:
             return error.retry_after_s
         first_s = min(max(self._endpoint._typical_s, 0.01), 1.0)
-        return tenacity.wait_random_exponential(multiplier=first_s, max=_MAX_WAIT_S)(state)
+        base = 2.0 if isinstance(error, _BusyError) else 1.5
+        return tenacity.wait_random_exponential(first_s, max=_MAX_WAIT_S, exp_base=base)(state)
 
 
 def _checked_url(settings: EndpointSettings) -> str:

@@ -14,10 +14,10 @@ from hippoindex.errors import SpendLimitError
 class AdaptiveLimit:
     """Requests at once, as many as a server takes.
 
-    The limit is reconsidered after every window of as many outcomes as it allows requests. It grows by a
-    sixteenth of ``most`` (at least 1) after a window without a refusal, and shrinks by half the share of
-    refusals after any other, as DCTCP does with marked packets (Alizadeh et al., SIGCOMM 2010, eq. 2): a
-    server that refuses all halves it, one that refuses a few at random hardly moves it.
+    The limit is reconsidered after every window of as many outcomes as it allows requests. It shrinks by half
+    the share of refusals, as DCTCP's window does by that of marked packets (Alizadeh et al., SIGCOMM 2010,
+    eq. 2), and grows by a sixteenth of ``most`` (at least 1) times the share that was not refused: a server
+    that refuses all halves it, one that refuses a few at random hardly moves it.
 
     Parameters
     ----------
@@ -64,10 +64,9 @@ class AdaptiveLimit:
         self._refusals += refused
         if self._outcomes < self.value:
             return
-        if self._refusals:
-            self._value = max(1.0, self._value * (1 - self._refusals / self._outcomes / 2))
-        else:
-            self._value = min(float(self._most), self._value + self._step)
+        refused_share = self._refusals / self._outcomes
+        grown = self._value * (1 - refused_share / 2) + self._step * (1 - refused_share)
+        self._value = min(max(1.0, grown), float(self._most))
         self._outcomes = self._refusals = 0
         self._admit()
 

@@ -54,7 +54,7 @@ def test_a_limit_is_never_passed_and_all_get_their_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused_share", "least", "most"), [(1.0, 1, 1), (0.5, 1, 8), (0.05, 16, 48), (0.0, 64, 64)]
+    ("refused_share", "least", "most"), [(1.0, 1, 1), (0.5, 4, 12), (0.05, 60, 64), (0.0, 64, 64)]
 )
 def test_the_limit_follows_the_share_of_refusals(refused_share: float, least: int, most: int) -> None:
     limit = AdaptiveLimit(64)
