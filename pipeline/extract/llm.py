@@ -46,8 +46,8 @@ VERSION = 2
 
 #: Tokens of the answers about a passage, per token of its text: what HippoRAG 2's authors report of MuSiQue.
 _ANSWER_SHARE = 2.5
-#: Passages that are begun per request that the engine takes: those that wait to be tried again, or are between
-#: two turns, leave no slot empty.
+#: Passages that are begun per request that the engine takes: those that wait to be tried again, or are
+#: between two turns, leave no slot empty.
 _PIECES_PER_SLOT = 2
 #: Pieces that wait for an engine are sorted in windows of so many per slot.
 _WINDOW_PER_SLOT = 4

