@@ -46,9 +46,6 @@ VERSION = 2
 
 #: Tokens of the answers about a passage, per token of its text: what HippoRAG 2's authors report of MuSiQue.
 _ANSWER_SHARE = 2.5
-#: Passages that are begun per request that the engine takes: those that wait to be tried again, or are
-#: between two turns, leave no slot empty.
-_PIECES_PER_SLOT = 2
 #: Pieces that wait for an engine are sorted in windows of so many per slot.
 _WINDOW_PER_SLOT = 4
 #: Times that a passage whose prompt is too long is halved.
@@ -114,6 +111,8 @@ class LlmExtractor:
         Opens the engine; awaited on the event loop on which it is used.
     log : UsageLog, optional
         Where the usage of every shard is left.
+    loop : LoopThread, optional
+        By default one of its own.
 
     Attributes
     ----------
@@ -126,15 +125,16 @@ class LlmExtractor:
         config: ExtractConfig,
         open_engine: Callable[[], Awaitable[ChatEngine]],
         log: UsageLog | None = None,
+        loop: LoopThread | None = None,
     ) -> None:
         self.usage = Usage()
         self._config = config
         self._prompts = load_prompts(config.prompts)
         self._price = None if config.price_usd is None else Price(**config.price_usd.model_dump())
         self._log = log
-        self._loop = LoopThread("language-model")
+        self._loop = loop or LoopThread("language-model")
         self._engine = self._loop.run(_opened(open_engine))
-        slots = _PIECES_PER_SLOT * self._engine.slots
+        slots = self._engine.slots
         self._feed = Feed(slots, config.tokens_in_flight, _WINDOW_PER_SLOT * slots)
 
     def close(self) -> None:
@@ -150,10 +150,14 @@ class LlmExtractor:
         HippoIndexError
             If the engine can do nothing for any passage.
         """
+        return self._loop.run(self.extract_async(passages))
+
+    async def extract_async(self, passages: Sequence[Passage]) -> list[Extraction]:
+        """Do the same on the engine's event loop."""
         usage = Usage(passages=len(passages))
         started = time.perf_counter()
         try:
-            extractions = self._loop.run(self._extract(passages, usage))
+            extractions = await _all(self._passage(passage, usage) for passage in passages)
             for extraction in extractions:
                 usage.rejected.update(item.reason for item in extraction.rejected)
         finally:
@@ -164,9 +168,6 @@ class LlmExtractor:
         if usage.repaired:
             _LOG.warning("%d answers were JSON only after a repair", usage.repaired)
         return extractions
-
-    async def _extract(self, passages: Sequence[Passage], usage: Usage) -> list[Extraction]:
-        return await _all(self._passage(passage, usage) for passage in passages)
 
     async def _passage(self, passage: Passage, usage: Usage) -> Extraction:
         spans = self._spans(passage.text)

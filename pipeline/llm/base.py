@@ -91,7 +91,7 @@ class ChatEngine(Protocol):
     Attributes
     ----------
     slots : int
-        Requests that it can work on at once; more may be given to it and wait.
+        Conversations to have begun at once, so that it is never idle.
     """
 
     slots: int

@@ -11,10 +11,18 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for any number of threads on one event loop, which ends with the process."""
+    """Runs coroutines for any number of threads on one event loop, which ends with the process.
 
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+    Parameters
+    ----------
+    name : str
+        Of the thread.
+    loop : asyncio.AbstractEventLoop, optional
+        By default a new one.
+    """
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 

@@ -47,7 +47,7 @@ class OpenAIEngine:
     Attributes
     ----------
     slots : int
-        ``settings.concurrency``.
+        Twice ``settings.concurrency``: a conversation that waits to be tried again leaves no request out.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class OpenAIEngine:
                 "A spend limit (extract.max_usd) needs the endpoint's prices: set extract.price_usd to "
                 "{prompt: ..., cached: ..., generated: ...}, US dollars for a million tokens"
             )
-        self.slots = settings.concurrency
+        self.slots = 2 * settings.concurrency
         self._model = settings.model
         self._endpoint = Endpoint(settings)
         self._way: Structured = "json_schema" if structured == "auto" else structured
