@@ -322,7 +322,7 @@ class Run:
                 for time in self.store.monitor.times
             ],
             **self.effort,
-            **language_model_stats(self.config.extract, str(self.store.work / "usage")),
+            **language_model_stats(self.config.extract, self.store.storage),
             "executor": self.executor.name,
             "workers": self.executor.workers,
             "machine": dict(machine()),
@@ -399,7 +399,7 @@ class Run:
     def _extract(self, made: list[Shard]) -> tuple[list[Shard], list[Shard]]:
         """Extract; return the shards of the passages that are kept, and of what was found in them."""
         workers = max(1, min(self.executor.workers, len(made)))
-        stage = ExtractStage(self.config.extract, workers, usage=str(self.store.work / "usage"))
+        stage = ExtractStage(self.config.extract, workers, usage=self.store.storage)
         extractions = self.store.run(self.executor, stage, "passages", made)
         kept = [self._keep(*pair) for pair in zip(made, extractions, strict=True)]
         self._check_quarantine("passages", _n_rows(made) - _n_rows(kept), _n_rows(made))

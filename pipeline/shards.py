@@ -86,6 +86,7 @@ class ShardStore:
 
     Attributes
     ----------
+    storage : Storage
     stages : dict
         Name of each stage that ran to its version and what else decides its output.
     quarantine : list of pyarrow.Table
@@ -97,17 +98,17 @@ class ShardStore:
         self.monitor = monitor
         self.stages: dict[str, dict[str, Any]] = {}
         self.quarantine: list[pa.Table] = []
-        self._storage = storage
+        self.storage = storage
 
     def write(self, table: pa.Table) -> Shard:
         """Write a table as one shard, named by its content."""
         data = table_bytes(table)
         sha256 = hashlib.sha256(data).hexdigest()
         name = f"input/{sha256[:32]}.arrow"
-        if not self._storage.exists(name):
-            with self._storage.write(name) as file:
+        if not self.storage.exists(name):
+            with self.storage.write(name) as file:
                 file.write(data)
-        path = self._storage.local_path(name)
+        path = self.storage.local_path(name)
         if path is None:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +151,7 @@ class ShardStore:
         list of Shard
             The output of each shard, in their order.
         """
-        ledger = Ledger(self._storage, stage.name)
+        ledger = Ledger(self.storage, stage.name)
         keys = [completion_key(stage, shard.sha256) for shard in shards]
         rows: Counter[str] = Counter()
         for key, shard in zip(keys, shards, strict=True):
@@ -161,7 +162,7 @@ class ShardStore:
             if len(pending) < len(names):
                 log.info("shards found done", stage=stage.name, done=len(names) - len(pending))
             advance(rows.total() - sum(rows[key] for key in pending))
-            tasks = [ShardTask(n, self._storage, names[key], key) for n, key in enumerate(pending)]
+            tasks = [ShardTask(n, self.storage, names[key], key) for n, key in enumerate(pending)]
             executor.run(
                 functools.partial(ShardRunner, stage),
                 tasks,
@@ -179,12 +180,12 @@ class ShardStore:
         return [Shard(o.name, o.sha256, path) for o, path in zip(outputs, paths, strict=True)]
 
     def _local_file(self, output: Output) -> Path:
-        path = self._storage.local_path(output.name)
+        path = self.storage.local_path(output.name)
         if path is None:
             path = self.folder / output.name
             if not path.is_file():  # a download appears when it is whole
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._storage.download(output.name, path)
+                self.storage.download(output.name, path)
         return path
 
     def all_quarantine(self) -> pa.Table:

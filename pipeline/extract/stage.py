@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from hippoindex.cluster.storage import Storage
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import ExtractConfig
@@ -48,8 +49,8 @@ class ExtractStage:
     config : ExtractConfig
     workers : int
         How many workers share what the configuration allows in all.
-    usage : str, optional
-        Folder or S3 prefix where workers leave what a language model has used.
+    usage : Storage, optional
+        Where workers leave what a language model has used.
     """
 
     name: ClassVar[str] = "extract"
@@ -59,7 +60,7 @@ class ExtractStage:
 
     config: ExtractConfig
     workers: int = 1
-    usage: str | None = None
+    usage: Storage | None = None
 
     def key_part(self) -> Mapping[str, Any]:
         """Name what decides the result: the longest passage, and the engine's model, prompts or file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections import Counter
@@ -9,9 +10,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from hippoindex.cluster.storage import open_storage
+from hippoindex.cluster.storage import Storage
 from hippoindex.pipeline.config import ExtractConfig
 from hippoindex.pipeline.llm.base import ChatResponse, Price
+
+_FOLDER = "usage/"
 
 
 @dataclass
@@ -93,40 +96,39 @@ class UsageLog:
 
     Parameters
     ----------
-    place : str
-        Folder or S3 prefix, the same for all workers.
+    storage : Storage
+        Of the run.
     """
 
-    def __init__(self, place: str) -> None:
-        self._storage = open_storage(place)
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         self._worker = secrets.token_hex(4)
-        self._shards = 0
+        self._shards = itertools.count()
 
     def write(self, usage: Usage) -> None:
-        """Leave the sums of one shard."""
-        name = f"{self._worker}-{self._shards:06d}.json"
-        self._shards += 1
-        self._storage.create(name, json.dumps(usage.record()).encode())
+        """Leave the sums of one shard, if anything was used for it."""
+        if usage.requests or usage.known:
+            name = f"{_FOLDER}{self._worker}-{next(self._shards):06d}.json"
+            self._storage.create(name, json.dumps(usage.record()).encode())
 
 
-def read_usage(place: str) -> dict[str, Usage]:
-    """Return the sums of every worker that left any at a place."""
-    storage = open_storage(place)
+def read_usage(storage: Storage) -> dict[str, Usage]:
+    """Return the sums of every worker that left any in the storage of a run."""
     workers: dict[str, Usage] = {}
-    for name in sorted(entry.name for entry in storage.entries()):
-        usage = Usage.of(json.loads(storage.read_bytes(name)))
-        workers.setdefault(name.partition("-")[0], Usage()).add(usage)
+    for entry in storage.entries(_FOLDER):
+        usage = Usage.of(json.loads(storage.read_bytes(entry.name)))
+        workers.setdefault(entry.name.removeprefix(_FOLDER).partition("-")[0], Usage()).add(usage)
     return workers
 
 
-def language_model_stats(config: ExtractConfig, place: str) -> dict[str, Any]:
+def language_model_stats(config: ExtractConfig, storage: Storage) -> dict[str, Any]:
     """Return the part of ``stats.json`` about the language model; empty where none was asked.
 
     Shards of an interrupted run that were taken over are counted with what they used then.
     """
     if config.engine in ("rules", "import"):
         return {}
-    return {"language_model": usage_report(read_usage(place).values())}
+    return {"language_model": usage_report(read_usage(storage).values())}
 
 
 def usage_report(workers: Iterable[Usage]) -> dict[str, Any]:
