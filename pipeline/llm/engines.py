@@ -30,6 +30,13 @@ async def open_engine(config: ExtractConfig, workers: int = 1) -> ChatEngine:
     HippoIndexError
         If the engine cannot be opened as configured.
     """
+    cache = None if config.cache is None else ResponseCache(Path(config.cache))
+    if config.engine == "vllm":
+        from hippoindex.pipeline.llm.vllm import open_vllm
+
+        engine = await open_vllm(str(config.model), config.vllm)
+        engine.cache = cache
+        return engine
     settings = EndpointSettings(
         section="extract",
         base_url=config.base_url,
@@ -45,7 +52,7 @@ async def open_engine(config: ExtractConfig, workers: int = 1) -> ChatEngine:
     return OpenAIEngine(
         settings,
         structured=config.structured,
-        cache=None if config.cache is None else ResponseCache(Path(config.cache)),
+        cache=cache,
         price=None if config.price_usd is None else Price(**config.price_usd.model_dump()),
         max_usd=_share(config.max_usd, workers),
     )

@@ -1,0 +1,104 @@
+"""Extraction by vLLM on the CPU, in a worker of Ray: run by ``make test-vllm`` in an environment of its own.
+
+The file's name keeps it out of the ordinary test run, whose environment has no vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hippoindex.cluster.executor import Executor, LocalExecutor
+from hippoindex.cluster.ray_executor import RayExecutor
+from hippoindex.cluster.storage import open_storage
+from hippoindex.errors import UsageError
+from hippoindex.pipeline import schemas
+from hippoindex.pipeline.config import ExtractConfig, VllmConfig
+from hippoindex.pipeline.extract.stage import ExtractStage
+from hippoindex.pipeline.llm.accounting import read_usage, usage_report
+from hippoindex.pipeline.llm.vllm import require_vllm
+from hippoindex.pipeline.progress import Monitor
+from hippoindex.pipeline.shards import ShardStore
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+PASSAGES = 64
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 2048,
+    "enforce_eager": True,
+    "max_num_seqs": 32,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    sys.path.insert(0, str(Path(__file__).parent))
+    return str(importlib.import_module("smollm2").folder())
+
+
+def _passages() -> pa.Table:
+    rows = [
+        {
+            "passage_id": str(i),
+            "doc_id": str(i),
+            "title": "",
+            "text": f"Ann Lee built mill number {i} in Oslo.",
+            "span_start": 0,
+            "span_end": 36,
+        }
+        for i in range(PASSAGES)
+    ]
+    return pa.Table.from_pylist(rows, schema=schemas.PASSAGE)
+
+
+def _extract(model: str, folder: Path, executor: Executor, **more: Any) -> tuple[pa.Table, dict[str, Any]]:
+    config = ExtractConfig(
+        engine="vllm",
+        model=model,
+        max_output_tokens=24,
+        max_attempts=2,
+        vllm=VllmConfig(**SETTINGS),
+        cache=str(folder.parent / "answers"),
+        **more,
+    )
+    store = ShardStore(open_storage(folder), folder, Monitor())
+    shards = store.write_slices(_passages(), PASSAGES // 2)
+    stage = ExtractStage(config, usage=store.storage)
+    with executor:
+        outputs = store.run(executor, stage, "passages", shards)
+    rows = pa.concat_tables([shard.read() for shard in outputs])
+    lost = [row["row_id"] for row in store.all_quarantine().to_pylist() if row["kind"] == "passage"]
+    assert sorted([*rows["passage_id"].to_pylist(), *lost], key=int) == [str(i) for i in range(PASSAGES)]
+    return rows, usage_report(read_usage(store.storage).values())
+
+
+def test_extraction_in_a_worker_of_ray_and_again_for_nothing(model: str, tmp_path: Path) -> None:
+    rows, usage = _extract(model, tmp_path / "ray", RayExecutor(1))
+    assert rows.num_rows > 0
+    assert usage["passages"] == PASSAGES
+    assert usage["requests"] >= PASSAGES
+    assert usage["cached_share"] > 0.5
+    sys.stdout.write(
+        f"\n{PASSAGES} passages, {usage['requests']} requests, {usage['prompt_tokens']} prompt tokens "
+        f"({usage['cached_share']:.0%} from the cache), {usage['generated_tokens']} generated, "
+        f"{usage['seconds_s']:.0f} s, {rows.num_rows} extracted\n"
+    )
+    again, usage = _extract(model, tmp_path / "again", LocalExecutor(1))
+    assert again.equals(rows)
+    assert (usage["requests"], usage["known"] > 0) == (0, True)
+
+
+def test_without_a_device_it_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import platforms
+
+    monkeypatch.setattr(type(platforms.current_platform), "device_type", "")
+    with pytest.raises(UsageError, match="finds no GPU"):
+        require_vllm(VllmConfig(), "extract.engine=vllm")
