@@ -39,6 +39,7 @@ from hippoindex.pipeline.graph import EdgeCounts, build_graph
 from hippoindex.pipeline.merge import Resolution, merge
 from hippoindex.pipeline.llm.accounting import language_model_stats
 from hippoindex.pipeline.precompute import precompute
+from hippoindex.pipeline.preflight import preflight
 from hippoindex.pipeline.progress import Advance, Monitor
 from hippoindex.pipeline.remote import is_remote
 from hippoindex.pipeline.report import write_report
@@ -107,6 +108,7 @@ def build_index(
         ``strict``, and too few synonyms were found.
     """
     output = _check_output(config)
+    preflight(config)
     if _holds_index(output) and not overwrite:
         return _finished(config, output)
     return carry_out(config, output, Run.build, replace=overwrite, strict=strict, monitor=monitor)

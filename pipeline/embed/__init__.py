@@ -10,6 +10,7 @@ from hippoindex.pipeline.config import EmbedConfig
 from hippoindex.pipeline.embed.base import Embedder
 from hippoindex.pipeline.embed.minilm_graph import read_shape
 from hippoindex.pipeline.embed.onnx import OnnxEmbedder, onnx_fingerprint
+from hippoindex.pipeline.llm.known import with_known
 from hippoindex.pipeline.llm.vllm import vllm_fingerprint
 from hippoindex.pipeline.models import model_fingerprint, model_path
 
@@ -38,7 +39,7 @@ def open_embedder(config: EmbedConfig, threads: int = 1) -> Embedder:
         If ``config.max_tokens`` is more than the model can read.
     """
     if config.engine != "onnx":
-        return _open_other(config)
+        return _open_other(with_known(config))
     embedder = OnnxEmbedder(model_path(config.model), config.precision, config.max_tokens, threads)
     if embedder.fingerprint != embedder_fingerprint(config):
         raise ModelError(
@@ -67,7 +68,7 @@ def embedder_fingerprint(config: EmbedConfig) -> str:
         If the model is neither known nor a folder.
     """
     if config.engine != "onnx":
-        return _other_fingerprint(config)
+        return _other_fingerprint(with_known(config))
     return onnx_fingerprint(model_fingerprint(config.model), config.precision, config.max_tokens)
 
 
@@ -91,11 +92,12 @@ def embedder_dimension(config: EmbedConfig) -> int:
     """
     if config.engine == "onnx":
         return read_shape(model_path(config.model)).hidden
-    if config.dimension is None:
+    dimension = with_known(config).dimension
+    if dimension is None:
         raise UsageError(
             f"embed.engine={config.engine} needs the width of the model's vectors: --set embed.dimension=N"
         )
-    return config.dimension
+    return dimension
 
 
 def _open_other(config: EmbedConfig) -> Embedder:

@@ -69,7 +69,7 @@ def unit_vectors(
     bad = np.flatnonzero(~np.isfinite(norms[:, 0]) | (norms[:, 0] == 0))
     if len(bad):
         raise ModelError(
-            f"The embedding model {model!r} made {len(bad)} vectors that are zero or not finite, the first of "
-            f"text {bad[0]} of its batch"
+            f"The embedding model {model!r} made {len(bad)} vectors that are zero or not finite, the "
+            f"first of text {bad[0]} of its batch"
         )
     return (vectors / norms).astype(np.float32)

@@ -131,8 +131,8 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
-        self._base_url = _checked_url(settings)
-        self._key = _api_key(settings)
+        self._base_url = checked_url(settings)
+        self._key = read_api_key(settings)
         self._limit = AdaptiveLimit(settings.concurrency)
         self._requests = Pace(settings.requests_per_s)
         self._tokens = Pace(settings.tokens_per_s)
@@ -317,7 +317,8 @@ class _Course:
         return tenacity.wait_random_exponential(first_s, max=_MAX_WAIT_S, exp_base=base)(state)
 
 
-def _checked_url(settings: EndpointSettings) -> str:
+def checked_url(settings: EndpointSettings) -> str:
+    """Return the address without a slash at its end, if it is one."""
     name = f"{settings.section}.base_url"
     try:
         url = httpx.URL(settings.base_url)
@@ -332,7 +333,7 @@ def _checked_url(settings: EndpointSettings) -> str:
     return settings.base_url.rstrip("/")
 
 
-def _api_key(settings: EndpointSettings) -> str:
+def read_api_key(settings: EndpointSettings) -> str:
     """Return the key, or an empty string. One that is no header value is refused here, without quoting it."""
     key = os.environ.get(settings.api_key_env, "").strip()
     if not (key.isascii() and key.isprintable()):

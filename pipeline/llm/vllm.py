@@ -188,6 +188,26 @@ def require_vllm(settings: VllmConfig, needed_for: str) -> None:
         )
 
 
+def require_memory(settings: VllmConfig, weights_bytes: int, model: str) -> None:
+    """Make sure that the GPUs that are to be used hold a model's weights.
+
+    Raises
+    ------
+    UsageError
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda_alike():
+        return
+    gpus = settings.tensor_parallel * settings.pipeline_parallel
+    memory_bytes = int(gpus * current_platform.get_device_total_memory() * settings.gpu_memory_utilization)
+    if memory_bytes < weights_bytes:
+        raise UsageError(
+            f"The weights of {model} take {weights_bytes / 1e9:.0f} GB, and {gpus} GPUs have "
+            f"{memory_bytes / 1e9:.0f} GB for them: raise extract.vllm.tensor_parallel"
+        )
+
+
 def vllm_fingerprint(model: str) -> str:
     """Return a digest of a model: of its name or, for a folder, of its settings and the sizes of its files.
 

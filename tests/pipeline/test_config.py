@@ -11,7 +11,9 @@ from hippoindex.pipeline.config import Config, load_config
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted(set(CONFIGS.glob("*.yaml")) - {CONFIGS / "models.yaml"}), ids=lambda file: file.name
+)
 def test_every_shipped_configuration_is_valid(file: Path) -> None:
     load_config(file)
 

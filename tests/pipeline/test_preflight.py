@@ -1,0 +1,133 @@
+"""What is missing is named in seconds, before anything is begun."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError
+from hippoindex.pipeline.build import build_index
+from hippoindex.pipeline.config import EmbedConfig, load_config
+from hippoindex.pipeline.embed import embedder_dimension
+from hippoindex.pipeline.llm.known import known_models, with_known
+from hippoindex.pipeline.preflight import preflight
+
+
+@pytest.fixture
+def closed_url() -> Any:
+    with socket.socket() as unused:  # bound but not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("section", ["extract", "embed"])
+def test_a_server_that_is_not_there(closed_url: str, section: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "few.jsonl"
+    corpus.write_text(json.dumps({"id": "a", "text": "Ann Lee."}))
+    settings = [f"{section}.engine=openai", f"{section}.model=m", f"{section}.base_url={closed_url}"]
+    settings += ["embed.dimension=4"] if section == "embed" else []
+    config = load_config(overrides=settings, corpus__path=[str(corpus)], output=str(tmp_path / "index"))
+    with pytest.raises(HippoIndexError, match=rf"can be reached at {closed_url}.*{section}\.base_url"):
+        build_index(config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["extract.engine=openai"], r"extract\.model="),
+        (["extract.engine=openai", "extract.model=m", "extract.max_usd=1"], r"extract\.price_usd"),
+        (["extract.engine=openai", "extract.model=m", "extract.prompts=/nowhere"], "Cannot read the prompts"),
+        (["embed.engine=openai", "embed.model=m"], r"embed\.dimension="),
+        (["embed.engine=vllm", "embed.model=nvidia/NV-Embed-v2"], r"embed\.trust_remote_code=true"),
+    ],
+)
+def test_a_missing_setting_is_named(settings: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        preflight(load_config(overrides=settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        (["extract.engine=vllm", "extract.model=m"], "vllm"),
+        (
+            ["embed.engine=sentence-transformers", "embed.model=BAAI/bge-large-en-v1.5"],
+            "sentence_transformers",
+        ),
+    ],
+)
+def test_a_missing_package_is_named(settings: list[str], package: str) -> None:
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(MissingPackageError, match=f"needs the package '{package}'"):
+        preflight(load_config(overrides=settings))
+
+
+class _Platform:
+    """What vLLM says of a machine."""
+
+    def __init__(self, device_type: str, devices: int, memory_bytes: int = 0) -> None:
+        self.device_type = device_type
+        self._devices = devices
+        self._memory_bytes = memory_bytes
+
+    def is_cuda_alike(self) -> bool:
+        return self.device_type == "cuda"
+
+    def device_count(self) -> int:
+        return self._devices
+
+    def get_device_total_memory(self) -> int:
+        return self._memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("platform", "message"),
+    [
+        (_Platform("", 0), "finds no GPU"),
+        (_Platform("cuda", 1), "is to use 2 GPUs"),
+        (_Platform("cuda", 2, 48 * 10**9), r"take 141 GB, and 2 GPUs have 86 GB.*tensor_parallel"),
+        (_Platform("cuda", 4, 141 * 10**9), None),
+        (_Platform("cpu", 0), None),
+    ],
+)
+def test_gpus_must_be_there_and_large_enough(
+    platform: _Platform, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM itself is a stand-in here: only what it reports of the machine counts."""
+    for name in ("vllm", "vllm.platforms"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["vllm.platforms"].current_platform = platform  # type: ignore[attr-defined]
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    settings = ["extract.engine=vllm", f"extract.model={model}", "extract.vllm.tensor_parallel=2"]
+    if message is None:
+        preflight(load_config(overrides=settings))
+        return
+    with pytest.raises(UsageError, match=message):
+        preflight(load_config(overrides=settings))
+
+
+def test_known_models_fit_where_the_file_says_so() -> None:
+    models = known_models()
+    assert "meta-llama/Llama-3.3-70B-Instruct" in models.llms
+    for model in (*models.llms.values(), *models.encoders.values()):
+        for gpu, number in model.gpus.items():
+            memory_bytes = number * int(gpu.rpartition("-")[2].removesuffix("GB")) * 1e9 * 0.9
+            assert memory_bytes > 1.1 * model.weights_bytes
+
+
+def test_known_encoders_need_no_width_and_are_told_what_a_text_is() -> None:
+    config = EmbedConfig(engine="sentence-transformers", model="nvidia/NV-Embed-v2")
+    assert embedder_dimension(config) == 4096
+    assert "question" in with_known(config).instructions.query_to_fact
+    given = config.model_copy(update={"dimension": 8})
+    assert embedder_dimension(given) == 8
+    assert with_known(EmbedConfig()) == EmbedConfig()
