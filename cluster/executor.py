@@ -99,6 +99,10 @@ class Executor(Protocol):
         """
         ...
 
+    def workers_for(self, resources: Resources) -> int:
+        """Return how many workers that need so much run in parallel."""
+        ...
+
     def close(self) -> None:
         """Release what the executor holds between runs."""
         ...
@@ -204,6 +208,10 @@ class LocalExecutor:
     def close(self) -> None:
         """Nothing is held between runs."""
 
+    def workers_for(self, resources: Resources) -> int:
+        """Return how many workers fit; see :meth:`Executor.workers_for`."""
+        return 1 if resources.num_gpus else max(1, int(self.workers // max(resources.num_cpus, 1)))
+
     def run(
         self,
         factory: WorkerFactory[T],
@@ -212,8 +220,7 @@ class LocalExecutor:
         resources: Resources = ONE_CORE,
     ) -> None:
         """Process every task; see :meth:`Executor.run`."""
-        room = 1 if resources.num_gpus else int(self.workers // max(resources.num_cpus, 1))
-        workers = max(1, min(room, len(tasks)))
+        workers = max(1, min(self.workers_for(resources), len(tasks)))
         if workers == 1 and self._limits.shard_timeout_s is None:
             _run_here(factory, tasks, on_done)
         else:

@@ -123,7 +123,7 @@ class RayExecutor:
     @property
     def workers(self) -> int:
         """Number of actors that run in parallel. Asking a cluster for its size joins it."""
-        return self._wanted(ONE_CORE)
+        return self.workers_for(ONE_CORE)
 
     def __enter__(self) -> Self:
         return self
@@ -155,13 +155,13 @@ class RayExecutor:
         pool: _ActorPool[T] = _ActorPool(self._ray, payload, resources, self._limits)
         waiting = TaskQueue(tasks, self._limits)
         head = _Head(self._head_address())
-        left, wanted, looked_s = len(tasks), self._wanted(resources), time.monotonic()
+        left, wanted, looked_s = len(tasks), self.workers_for(resources), time.monotonic()
         try:
             while left:
                 if time.monotonic() - looked_s >= _LOOK_INTERVAL_S:
                     looked_s = time.monotonic()
                     if head.answers():
-                        wanted = self._wanted(resources)
+                        wanted = self.workers_for(resources)
                 pool.grow(min(wanted, left))
                 while pool.idle and (task := waiting.take()) is not None:
                     pool.give(task, pickled(task, describe(task), dumps))
@@ -174,7 +174,7 @@ class RayExecutor:
         finally:
             pool.close()
 
-    def _wanted(self, resources: Resources) -> int:
+    def workers_for(self, resources: Resources) -> int:
         """Return the number of workers there should be: as many as were asked for, or as fit."""
         if self._workers is not None and (self._address is not None or resources == ONE_CORE):
             return self._workers

@@ -108,9 +108,9 @@ def build_index(
         ``strict``, and too few synonyms were found.
     """
     output = _check_output(config)
-    preflight(config)
     if _holds_index(output) and not overwrite:
         return _finished(config, output)
+    preflight(config)
     return carry_out(config, output, Run.build, replace=overwrite, strict=strict, monitor=monitor)
 
 

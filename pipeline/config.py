@@ -114,7 +114,9 @@ class ExtractConfig(Section):
     cache: str | None = None
     """Folder of the answers that were paid for: the same request is not sent twice."""
     concurrency: int = Field(default=16, ge=1)
-    """Most requests at once. This limit and the next four are for all workers together."""
+    """Most requests at once. This limit and those a second and of US dollars are for all workers together."""
+    shards_in_flight: int = Field(default=3, ge=1)
+    """Shards that a worker is at, at once, so that its engine does not run empty at the end of one."""
     tokens_in_flight: int | None = Field(default=None, ge=1)
     """Tokens of passages and their expected answers that are worked on at once."""
     requests_per_s: float | None = Field(default=None, gt=0)
@@ -160,6 +162,7 @@ _EXTRACT_EFFORT: dict[str, Any] = {
             "api_key_env",
             "cache",
             "concurrency",
+            "shards_in_flight",
             "tokens_in_flight",
             "requests_per_s",
             "tokens_per_s",

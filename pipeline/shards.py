@@ -22,6 +22,7 @@ import structlog
 from hippoindex.cluster.executor import ONE_CORE, Executor
 from hippoindex.cluster.ledger import Ledger, Output
 from hippoindex.cluster.storage import Storage
+from hippoindex.pipeline.overlap import GroupRunner, grouped, shards_in_flight
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.stage import (
     QUARANTINE,
@@ -163,12 +164,17 @@ class ShardStore:
                 log.info("shards found done", stage=stage.name, done=len(names) - len(pending))
             advance(rows.total() - sum(rows[key] for key in pending))
             tasks = [ShardTask(n, self.storage, names[key], key) for n, key in enumerate(pending)]
-            executor.run(
-                functools.partial(ShardRunner, stage),
-                tasks,
-                lambda task: advance(rows[task.key]),
-                getattr(stage, "resources", ONE_CORE),
-            )
+            in_flight, resources = shards_in_flight(stage), getattr(stage, "resources", ONE_CORE)
+            if in_flight == 1:
+                runner = functools.partial(ShardRunner, stage)
+                executor.run(runner, tasks, lambda task: advance(rows[task.key]), resources)
+            else:
+                executor.run(
+                    functools.partial(GroupRunner, stage),
+                    grouped(tasks, executor.workers_for(resources), in_flight),
+                    lambda group: advance(sum(rows[task.key] for task in group.tasks)),
+                    resources,
+                )
         self.stages[stage.name] = {"version": stage.version, **stage.key_part()}
         outputs = _at_once(ledger.outputs, keys)
         self.quarantine += [shard.read() for shard in self._fetched([o[QUARANTINE] for o in outputs])]

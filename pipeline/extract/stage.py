@@ -63,6 +63,11 @@ class ExtractStage:
     workers: int = 1
     usage: Storage | None = None
 
+    @property
+    def shards_in_flight(self) -> int:
+        """Shards that a worker is at, at once."""
+        return self.config.shards_in_flight if self.config.engine in ("openai", "vllm") else 1
+
     def key_part(self) -> Mapping[str, Any]:
         """Name what decides the result: the longest passage, and the engine's model, prompts or file."""
         return self._key_part

@@ -10,11 +10,21 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from hippoindex.cluster.metrics import count
 from hippoindex.cluster.storage import Storage
 from hippoindex.pipeline.config import ExtractConfig
 from hippoindex.pipeline.llm.base import ChatResponse, Price
 
 _FOLDER = "usage/"
+
+_COUNTERS = {
+    "passages": "Passages given to a language model.",
+    "requests": "Requests answered by a language model.",
+    "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Tokens of prompts that were in the prefix cache.",
+    "generated_tokens": "Tokens of answers.",
+    "usd": "US dollars, by the prices of the configuration.",
+}
 
 
 @dataclass
@@ -108,6 +118,10 @@ class UsageLog:
     def write(self, usage: Usage) -> None:
         """Leave the sums of one shard, if anything was used for it."""
         if usage.requests or usage.known:
+            for field_name, description in _COUNTERS.items():
+                count(
+                    f"hippoindex_{field_name}", description, getattr(usage, field_name), worker=self._worker
+                )
             name = f"{_FOLDER}{self._worker}-{next(self._shards):06d}.json"
             self._storage.create(name, json.dumps(usage.record()).encode())
 

@@ -18,7 +18,7 @@ class KnownModel(Section):
     """What every model needs."""
 
     parameters_billion: float = pydantic.Field(gt=0)
-    gpus: dict[Gpu, int] = {}
+    gpus: dict[Gpu, int] = pydantic.Field(default_factory=dict)
     """How many of a kind hold the weights and a useful cache."""
 
     @property

@@ -213,6 +213,10 @@ class HostileServer:
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -14,13 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from hippoindex.cluster.executor import LocalExecutor
+from hippoindex.cluster.storage import open_storage
+from hippoindex.errors import SpendLimitError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import ExtractConfig
 from hippoindex.pipeline.extract.base import Extraction, Passage
 from hippoindex.pipeline.extract.llm import LlmExtractor
 from hippoindex.pipeline.extract.stage import ExtractStage
-from hippoindex.pipeline.llm.accounting import Usage
+from hippoindex.pipeline.llm.accounting import Usage, read_usage, usage_report
 from hippoindex.pipeline.llm.engines import open_engine
+from hippoindex.pipeline.progress import Monitor
+from hippoindex.pipeline.shards import ShardStore
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,11 @@ def passages(number: int) -> list[Passage]:
     ]
 
 
+def passage_table(number: int) -> pa.Table:
+    rows = [p._asdict() | {"doc_id": p.passage_id, "span_start": 0, "span_end": 1} for p in passages(number)]
+    return pa.Table.from_pylist(rows, schema=schemas.PASSAGE)
+
+
 def extract(server: Any, number: int, **settings: Any) -> tuple[list[Extraction], Usage, float]:
     chosen = config(server, **settings)
     with contextlib.closing(LlmExtractor(chosen, functools.partial(open_engine, chosen))) as extractor:
@@ -58,11 +68,7 @@ def test_what_goes_in_is_extracted_or_quarantined(hostile: ModuleType, seed: int
     faults = hostile.TRANSIENT + hostile.HANGS + hostile.NONSENSE * 2
     with hostile.HostileServer(faults, 0.5, seed=seed) as server:
         stage = ExtractStage(config(server, timeout_s=0.3, request_attempts=3, max_attempts=2))
-        table = pa.Table.from_pylist(
-            [p._asdict() | {"doc_id": p.passage_id, "span_start": 0, "span_end": 1} for p in passages(80)],
-            schema=schemas.PASSAGE,
-        )
-        output = stage.open()(table)
+        output = stage.open()(passage_table(80))
     output.rows.validate(full=True)
     output.quarantine.validate(full=True)
     extracted = output.rows["passage_id"].to_pylist()
@@ -75,6 +81,7 @@ def test_what_goes_in_is_extracted_or_quarantined(hostile: ModuleType, seed: int
     assert all(row["reason"] for row in output.quarantine.to_pylist())
 
 
+@pytest.mark.slow
 def test_transient_faults_change_nothing_and_cost_little(hostile: ModuleType) -> None:
     """30 % of the requests fail at random: the same result, in at most 1.6 times the time."""
     with hostile.HostileServer(latency_s=0.1) as server:
@@ -105,3 +112,47 @@ def test_a_storm_of_refusals_passes(hostile: ModuleType) -> None:
         found, usage, _ = extract(server, 20, request_attempts=1)
     assert all(extraction.error is None for extraction in found)
     assert usage.attempts > 2 * usage.requests
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_overlap_and_are_the_same(hostile: ModuleType, tmp_path: Path, workers: int) -> None:
+    def run(folder: Path, **settings: Any) -> tuple[list[pa.Table], float]:
+        storage = open_storage(folder)
+        store = ShardStore(storage, folder, Monitor())
+        shards = store.write_slices(passage_table(24), 4)
+        stage = ExtractStage(config(server, **settings), workers, usage=storage)
+        start_s = time.monotonic()
+        with LocalExecutor(workers) as executor:
+            outputs = store.run(executor, stage, "passages", shards)
+        used = usage_report(read_usage(storage).values())
+        assert (used["passages"], used["requests"]) == (24, 48)
+        return [shard.read() for shard in outputs], time.monotonic() - start_s
+
+    with hostile.HostileServer(latency_s=0.2) as server:
+        together, together_s = run(tmp_path / "together", shards_in_flight=6)
+        apart, apart_s = run(tmp_path / "apart", shards_in_flight=1)
+    assert all(a.equals(b) for a, b in zip(together, apart, strict=True))
+    if workers == 1:
+        assert together_s < apart_s - 1.0
+
+
+def test_an_error_ends_a_group_and_what_is_done_is_not_done_again(
+    hostile: ModuleType, tmp_path: Path
+) -> None:
+    storage = open_storage(tmp_path)
+    price = {"prompt": 0.0, "generated": 1000.0}
+    with hostile.HostileServer() as server:
+
+        def run(**settings: Any) -> None:
+            store = ShardStore(storage, tmp_path, Monitor())
+            shards = store.write_slices(passage_table(24), 4)
+            stage = ExtractStage(config(server, **settings), usage=storage)
+            with LocalExecutor(1) as executor:
+                store.run(executor, stage, "passages", shards)
+
+        with pytest.raises(SpendLimitError):
+            run(shards_in_flight=2, concurrency=1, max_output_tokens=16, price_usd=price, max_usd=0.15)
+        sent = server.requests
+        assert 16 <= sent < 48
+        run(max_output_tokens=16)
+        assert server.requests < sent + 48 - 8

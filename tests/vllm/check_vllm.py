@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -19,7 +20,8 @@ from hippoindex.cluster.ray_executor import RayExecutor
 from hippoindex.cluster.storage import open_storage
 from hippoindex.errors import UsageError
 from hippoindex.pipeline import schemas
-from hippoindex.pipeline.config import ExtractConfig, VllmConfig
+from hippoindex.pipeline.config import EmbedConfig, ExtractConfig, VllmConfig
+from hippoindex.pipeline.embed_stage import EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.llm.accounting import read_usage, usage_report
 from hippoindex.pipeline.llm.vllm import require_vllm
@@ -94,6 +96,22 @@ def test_extraction_in_a_worker_of_ray_and_again_for_nothing(model: str, tmp_pat
     again, usage = _extract(model, tmp_path / "again", LocalExecutor(1))
     assert again.equals(rows)
     assert (usage["requests"], usage["known"] > 0) == (0, True)
+
+
+def test_embedding_in_a_worker(model: str, tmp_path: Path) -> None:
+    config = EmbedConfig(
+        engine="vllm", model=model, dimension=576, dtype="float32", vllm=VllmConfig(**SETTINGS)
+    )
+    store = ShardStore(open_storage(tmp_path), tmp_path, Monitor())
+    stage = EmbedStage(config)
+    texts = [f"Mill number {i} in Oslo." for i in range(PASSAGES - 1)] + ["Mill number 0 in Oslo."]
+    shards = store.write_slices(pa.table({"text": texts}, schema=stage.reads), PASSAGES)
+    with LocalExecutor(2) as executor:
+        (output,) = store.run(executor, stage, "texts", shards)
+    vectors = np.array(output.read()["vector"].to_pylist())
+    assert vectors.shape == (PASSAGES, 576)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert vectors[0] @ vectors[-1] > 0.999 > vectors[0] @ vectors[1]
 
 
 def test_without_a_device_it_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
