@@ -86,6 +86,7 @@ class SimulatedEngine:
 
     def __init__(self, slots: int, answers: dict[str, tuple[str, str]]) -> None:
         self.slots = slots
+        self.gpus = 0
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.history: list[tuple[float, int]] = [(0.0, 0)]
         self._answers = answers

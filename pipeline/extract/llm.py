@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -132,15 +133,17 @@ class LlmExtractor:
         self._prompts = load_prompts(config.prompts)
         self._price = None if config.price_usd is None else Price(**config.price_usd.model_dump())
         self._log = log
+        self._shards = 0
+        self._counted_until_s = 0.0
         self._loop = loop or LoopThread("language-model")
         self._engine = self._loop.run(_opened(open_engine))
+        self._release = weakref.finalize(self, _release, self._loop, self._engine)
         slots = self._engine.slots
         self._feed = Feed(slots, config.tokens_in_flight, _WINDOW_PER_SLOT * slots)
 
     def close(self) -> None:
-        """Release the engine."""
-        self._loop.run(self._engine.aclose())
-        self._loop.stop()
+        """Release the engine; it is released as well when nothing refers to this any more."""
+        self._release()
 
     def extract(self, passages: Sequence[Passage]) -> list[Extraction]:
         """Return one extraction per passage, in order; several threads may call it at once.
@@ -155,19 +158,29 @@ class LlmExtractor:
     async def extract_async(self, passages: Sequence[Passage]) -> list[Extraction]:
         """Do the same on the engine's event loop."""
         usage = Usage(passages=len(passages))
-        started = time.perf_counter()
+        if not self._shards:
+            self._counted_until_s = time.perf_counter()
+        self._shards += 1
         try:
             extractions = await _all(self._passage(passage, usage) for passage in passages)
             for extraction in extractions:
                 usage.rejected.update(item.reason for item in extraction.rejected)
         finally:
-            usage.seconds_s = round(time.perf_counter() - started, 6)
+            self._shards -= 1
+            self._count_time(usage)
             self.usage.add(usage)
             if self._log is not None:
                 self._log.write(usage)
         if usage.repaired:
             _LOG.warning("%d answers were JSON only after a repair", usage.repaired)
         return extractions
+
+    def _count_time(self, usage: Usage) -> None:
+        """Count the time since a shard was last begun at rest, or ended: together they are what went by."""
+        now_s = time.perf_counter()
+        usage.seconds_s = round(now_s - self._counted_until_s, 6)
+        usage.gpu_s = usage.seconds_s * self._engine.gpus
+        self._counted_until_s = now_s
 
     async def _passage(self, passage: Passage, usage: Usage) -> Extraction:
         spans = self._spans(passage.text)
@@ -319,6 +332,10 @@ def llm_fingerprint(config: ExtractConfig, model: str | None = None) -> str:
     if config.engine == "vllm":
         parts += [config.vllm.dtype, config.vllm.max_model_len]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _release(loop: LoopThread, engine: ChatEngine) -> None:
+    loop.stop(engine.aclose())
 
 
 async def _opened(open_engine: Callable[[], Awaitable[ChatEngine]]) -> ChatEngine:

@@ -43,8 +43,8 @@ class Usage:
         Of the ``requests``; ``cached_tokens`` of the ``prompt_tokens`` were in the engine's prefix cache.
     latency_s : float
         Sum over the ``requests``, which overlap.
-    seconds_s : float
-        Time in which shards were worked on.
+    seconds_s, gpu_s : float
+        Time in which a worker was at shards, and that times the GPUs of its engine.
     passages : int
         Given to the engine.
     repaired, cut, split, invalid : int
@@ -64,6 +64,7 @@ class Usage:
     generated_tokens: int = 0
     latency_s: float = 0.0
     seconds_s: float = 0.0
+    gpu_s: float = 0.0
     passages: int = 0
     repaired: int = 0
     cut: int = 0

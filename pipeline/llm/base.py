@@ -92,9 +92,12 @@ class ChatEngine(Protocol):
     ----------
     slots : int
         Conversations to have begun at once, so that it is never idle.
+    gpus : int
+        That it occupies here.
     """
 
     slots: int
+    gpus: int
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         """Return a completion.

@@ -34,8 +34,18 @@ class LoopThread:
         finally:
             future.cancel()
 
-    def stop(self) -> None:
-        """End the loop."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+    def stop(self, last: Coroutine[Any, Any, None] | None = None) -> None:
+        """End the loop, after a last coroutine; wait for that unless this is the loop's own thread."""
+        if threading.current_thread() is self._thread:
+            self._loop.create_task(self._end(last))
+            return
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self, last: Coroutine[Any, Any, None] | None) -> None:
+        try:
+            if last is not None:
+                await last
+        finally:
+            self._loop.stop()

@@ -48,6 +48,8 @@ class OpenAIEngine:
     ----------
     slots : int
         Twice ``settings.concurrency``: a conversation that waits to be tried again leaves no request out.
+    gpus : int
+        0: those of a server are not ours.
 
     Raises
     ------
@@ -69,6 +71,7 @@ class OpenAIEngine:
                 "A spend limit (extract.max_usd) needs the endpoint's prices: set extract.price_usd to "
                 "{prompt: ..., cached: ..., generated: ...}, US dollars for a million tokens"
             )
+        self.gpus = 0
         self.slots = 2 * settings.concurrency
         self._model = settings.model
         self._endpoint = Endpoint(settings)

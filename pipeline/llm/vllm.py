@@ -36,10 +36,12 @@ class VllmEngine:
     ----------
     slots : int
         A tenth more than the sequences that run at once.
+    gpus : int
     """
 
     def __init__(self, engine: Any, tokenizer: Any, settings: VllmConfig, model: str) -> None:
         self.slots = int(_BEGUN_PER_SEQUENCE * settings.max_num_seqs)
+        self.gpus = _gpus(settings)
         self.cache: ResponseCache | None = None
         self._engine = engine
         self._tokenizer = tokenizer
@@ -145,6 +147,12 @@ async def open_vllm(model: str, settings: VllmConfig) -> VllmEngine:
     except (OSError, RuntimeError, ValueError) as error:
         raise HippoIndexError(f"vLLM cannot load the model {model!r}: {error}") from error
     return VllmEngine(engine, tokenizer, settings, vllm_fingerprint(model))
+
+
+def _gpus(settings: VllmConfig) -> int:
+    from vllm.platforms import current_platform
+
+    return settings.tensor_parallel * settings.pipeline_parallel if current_platform.is_cuda_alike() else 0
 
 
 def engine_arguments(model: str, settings: VllmConfig) -> dict[str, Any]:

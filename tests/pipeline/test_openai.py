@@ -5,6 +5,7 @@ import contextlib
 import datetime as dt
 import email.utils
 import functools
+import gc
 import json
 import socket
 import threading
@@ -203,6 +204,21 @@ def test_all_passages_share_the_beginning_and_results_keep_their_order(server: C
     assert [extraction.triples for extraction in found] == [[("mill", "is", str(i))] for i in range(20)]
     assert len({json.dumps(request.messages[:5]) for request in server.requests}) == 1
     assert 1 < server.most_in_flight <= 4
+
+
+def test_an_extractor_that_nobody_has_releases_its_engine(server: ChatServer) -> None:
+    def loops() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "language-model"}
+
+    gc.collect()
+    before = loops()
+    extractor = opened(config(server))
+    assert extractor.extract([MILL]) == [GOOD]
+    (loop,) = loops() - before
+    del extractor
+    gc.collect()
+    loop.join(5)
+    assert not loop.is_alive()
 
 
 def test_no_passages_need_no_server(server: ChatServer) -> None:
