@@ -36,8 +36,8 @@ from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.finished import difference
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
-from hippoindex.pipeline.merge import Resolution, merge
 from hippoindex.pipeline.llm.accounting import language_model_stats
+from hippoindex.pipeline.merge import Resolution, merge
 from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.preflight import preflight
 from hippoindex.pipeline.progress import Advance, Monitor

@@ -66,8 +66,10 @@ class PriceConfig(Section):
 
 
 class VllmConfig(Section):
-    """vLLM in the worker. What is named here has vLLM's meaning."""
+    """vLLM in the worker. What is named here has vLLM's meaning, ``device`` apart."""
 
+    device: Literal["gpu", "cpu"] = "gpu"
+    """``cpu`` is for vLLM's CPU build."""
     tensor_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -79,6 +81,11 @@ class VllmConfig(Section):
     enforce_eager: bool = False
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel if self.device == "gpu" else 0
 
 
 class ExtractConfig(Section):
@@ -146,6 +153,7 @@ class ExtractConfig(Section):
 
 #: Settings of ``extract`` that say where and how fast, not what.
 _VLLM_EFFORT = {
+    "device",
     "tensor_parallel",
     "pipeline_parallel",
     "max_num_seqs",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from hippoindex.cluster.task_queue import Resources
 from hippoindex.pipeline.config import EmbedConfig
 from hippoindex.pipeline.embed import embedder_dimension, embedder_fingerprint, open_embedder
 from hippoindex.pipeline.stage import Process, StageOutput, quarantine_table
@@ -32,6 +33,11 @@ class EmbedStage:
     name: ClassVar[str] = "embed"
     version: ClassVar[int] = 1
     reads: ClassVar[pa.Schema] = TEXT
+
+    @property
+    def resources(self) -> Resources:
+        """What a worker needs: the GPUs of its engine, where it runs one."""
+        return Resources(num_gpus=self.config.vllm.gpus if self.config.engine == "vllm" else 0)
 
     @property
     def dimension(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from hippoindex.cluster.storage import Storage
+from hippoindex.cluster.task_queue import Resources
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import ExtractConfig
@@ -62,6 +63,11 @@ class ExtractStage:
     config: ExtractConfig
     workers: int = 1
     usage: Storage | None = None
+
+    @property
+    def resources(self) -> Resources:
+        """What a worker needs: the GPUs of its engine, where it runs one."""
+        return Resources(num_gpus=self.config.vllm.gpus if self.config.engine == "vllm" else 0)
 
     @property
     def shards_in_flight(self) -> int:

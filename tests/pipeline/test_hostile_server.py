@@ -67,7 +67,7 @@ def test_what_goes_in_is_extracted_or_quarantined(hostile: ModuleType, seed: int
     """Whatever the server does: every passage is in the rows or in the quarantine, once, and none in both."""
     faults = hostile.TRANSIENT + hostile.HANGS + hostile.NONSENSE * 2
     with hostile.HostileServer(faults, 0.5, seed=seed) as server:
-        stage = ExtractStage(config(server, timeout_s=0.3, request_attempts=3, max_attempts=2))
+        stage = ExtractStage(config(server, timeout_s=2.0, request_attempts=3, max_attempts=2))
         output = stage.open()(passage_table(80))
     output.rows.validate(full=True)
     output.quarantine.validate(full=True)

