@@ -125,7 +125,7 @@ class ExtractConfig(Section):
     shards_in_flight: int = Field(default=3, ge=1)
     """Shards that a worker is at, at once, so that its engine does not run empty at the end of one."""
     tokens_in_flight: int | None = Field(default=None, ge=1)
-    """Tokens of passages and their expected answers that are worked on at once."""
+    """Tokens of passages and their expected answers that a worker is at, at once."""
     requests_per_s: float | None = Field(default=None, gt=0)
     tokens_per_s: float | None = Field(default=None, gt=0)
     max_usd: float | None = Field(default=None, gt=0)
