@@ -7,8 +7,7 @@ VLLM := .venv-vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: quickstart test lint bench reproduce faults format clean help
-.PHONY: quickstart test test-vllm lint bench faults format clean help
+.PHONY: quickstart test test-vllm lint bench reproduce faults format clean help
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
