@@ -234,6 +234,12 @@ class EmbedConfig(Section):
     timeout_s: float = Field(default=120.0, gt=0)
     vllm: VllmConfig = VllmConfig()
 
+    @pydantic.model_validator(mode="after")
+    def _no_unused_instructions(self) -> EmbedConfig:
+        if self.engine == "onnx" and self.instructions != EmbedInstructions():
+            raise ValueError("embed.instructions are for other engines: the models of onnx take none")
+        return self
+
 
 class SynonymsConfig(Section):
     """Synonym edges: pairs of phrases with cosine >= threshold."""
@@ -321,9 +327,6 @@ class RetrieveConfig(Section):
     """How often a phrase counts in a passage's sum: HippoRAG 1's code counts it once for each fact."""
     ties: Literal["first", "last"] = "first"
     """Which of equally scored passages comes first, by row; HippoRAG's code takes the last one."""
-    fact_instruction: str = ""
-    passage_instruction: str = ""
-    """Put before the question when it is embedded to find facts, or passages."""
     solver: Literal["auto", "push", "power"] = "auto"
     """``push`` starts from the seeds alone and takes the passages' part from what was precomputed; ``power``
     iterates over the whole graph. ``auto`` pushes where the index holds the pieces for this damping."""

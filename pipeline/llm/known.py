@@ -65,6 +65,6 @@ def with_known(config: EmbedConfig) -> EmbedConfig:
     filled = {}
     if config.dimension is None:
         filled["dimension"] = encoder.dimension
-    if "instructions" not in config.model_fields_set:
+    if config.instructions == EmbedInstructions():
         filled["instructions"] = encoder.instructions  # type: ignore[assignment]
     return config.model_copy(update=filled)

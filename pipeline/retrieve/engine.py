@@ -20,6 +20,7 @@ from hippoindex.pipeline.embed import embedder_fingerprint, open_embedder
 from hippoindex.pipeline.embed.base import Embedder
 from hippoindex.pipeline.extract.query_entities import query_entities
 from hippoindex.pipeline.extract.rules import open_nlp
+from hippoindex.pipeline.llm.known import with_known
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
 from hippoindex.pipeline.retrieve.base import Clock, FactFilter, Method, QueryBatch, Ranking, find_method
@@ -98,16 +99,16 @@ class Retriever:
         """
         clock = Clock()
         questions = [query.question for query in queries]
-        to_facts, to_passages = self.config.fact_instruction, self.config.passage_instruction
+        told = with_known(self._embed).instructions
         for_facts = None
         with ThreadPoolExecutor(1) as beside:
             finding = beside.submit(self._entities, queries, clock)
             if self._threads == 1:
                 wait([finding])
             with clock.part("embedding"):
-                vectors = self._embedder.encode([to_passages + question for question in questions])
-                if to_facts != to_passages:
-                    for_facts = self._embedder.encode([to_facts + question for question in questions])
+                vectors = self._embedder.encode(questions, "query_to_passage")
+                if told.query_to_fact != told.query_to_passage:
+                    for_facts = self._embedder.encode(questions, "query_to_fact")
             entities = finding.result()
         with clock.part("embedding"):
             rows, flat = self._entity_vectors([phrase for phrases in entities for phrase in phrases])
