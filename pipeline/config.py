@@ -10,7 +10,7 @@ import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 import yaml
@@ -88,17 +88,14 @@ class VllmConfig(Section):
         return self.tensor_parallel * self.pipeline_parallel if self.device == "gpu" else 0
 
 
-class ExtractConfig(Section):
-    """OpenIE: entities and triples of every passage."""
+class EngineConfig(Section):
+    """How a language model is asked, whatever for."""
 
-    engine: Literal["rules", "import", "openai", "vllm"] = "rules"
-    path: str | None = None
-    """``import``: the file of OpenIE results."""
+    section: ClassVar[str]
+    """Name of the section of the configuration, for messages."""
+
     model: str | None = None
-    """``openai``: name of the model that the endpoint serves. ``vllm``: folder or name of the model.
-    ``rules``: the spaCy model."""
-    mode: Literal["two-turn", "joint"] = "two-turn"
-    """Entities and then triples in two turns of one conversation, or both in one answer."""
+    """``openai``: name of the model that the endpoint serves. ``vllm``: folder or name of the model."""
     prompts: str | None = None
     """A YAML file of prompts; ``None`` takes the packaged one."""
     structured: Literal["auto", "json_schema", "json_object", "none"] = "auto"
@@ -108,11 +105,6 @@ class ExtractConfig(Section):
     """Longest answer; one that is cut is asked for once more with twice as many."""
     max_attempts: int = Field(default=3, ge=1)
     """Times that a question is put whose answers are not what was asked for."""
-    max_passage_tokens: int | None = Field(default=None, ge=16)
-    """Longer passages are asked about in parts, cut between sentences, and put together again."""
-    passage_overlap_tokens: int = Field(default=32, ge=0)
-    max_passage_chars: int = Field(default=100_000, ge=1)
-    """Longer passages are quarantined: split them with ``chunk.max_tokens``."""
 
     vllm: VllmConfig = VllmConfig()
     base_url: str = "http://127.0.0.1:8000/v1"
@@ -125,7 +117,7 @@ class ExtractConfig(Section):
     shards_in_flight: int = Field(default=3, ge=1)
     """Shards that a worker is at, at once, so that its engine does not run empty at the end of one."""
     tokens_in_flight: int | None = Field(default=None, ge=1)
-    """Tokens of passages and their expected answers that a worker is at, at once."""
+    """Tokens of texts and their expected answers that a worker is at, at once."""
     requests_per_s: float | None = Field(default=None, gt=0)
     tokens_per_s: float | None = Field(default=None, gt=0)
     max_usd: float | None = Field(default=None, gt=0)
@@ -144,11 +136,45 @@ class ExtractConfig(Section):
         """Make a path absolute: a worker's own folder may be another one."""
         return None if value is None else str(Path(value).expanduser().absolute())
 
+
+class ExtractConfig(EngineConfig):
+    """OpenIE: entities and triples of every passage."""
+
+    section = "extract"
+
+    engine: Literal["rules", "import", "openai", "vllm"] = "rules"
+    path: str | None = None
+    """``import``: the file of OpenIE results."""
+    model: str | None = None
+    """As for every language model; ``rules``: the spaCy model."""
+    mode: Literal["two-turn", "joint"] = "two-turn"
+    """Entities and then triples in two turns of one conversation, or both in one answer."""
+    max_passage_tokens: int | None = Field(default=None, ge=16)
+    """Longer passages are asked about in parts, cut between sentences, and put together again."""
+    passage_overlap_tokens: int = Field(default=32, ge=0)
+    max_passage_chars: int = Field(default=100_000, ge=1)
+    """Longer passages are quarantined: split them with ``chunk.max_tokens``."""
+
     @pydantic.model_validator(mode="after")
     def _overlap_fits(self) -> ExtractConfig:
         if self.max_passage_tokens is not None and self.passage_overlap_tokens >= self.max_passage_tokens:
             raise ValueError("extract.passage_overlap_tokens must be smaller than extract.max_passage_tokens")
         return self
+
+
+class ReaderConfig(EngineConfig):
+    """The language model at question time: recognition memory, chains of thought, answers."""
+
+    section = "reader"
+
+    engine: Literal["openai", "vllm"] | None = None
+    """``None`` is no language model: recognition memory is off then, and nothing is answered."""
+    max_output_tokens: int = Field(default=512, ge=16)
+    """Longest answer; one that is cut is asked for once more with twice as many."""
+    recognition: bool = True
+    """Whether the model chooses among the facts nearest to a question (HippoRAG 2's recognition memory)."""
+    passages: int = Field(default=5, ge=1)
+    """Passages that a thought or an answer is given."""
 
 
 #: Settings of ``extract`` that say where and how fast, not what.
@@ -370,6 +396,7 @@ class Config(Section):
     graph: GraphConfig = GraphConfig()
     precompute: PrecomputeConfig = PrecomputeConfig()
     retrieve: RetrieveConfig = RetrieveConfig()
+    reader: ReaderConfig = ReaderConfig()
     cluster: ClusterConfig = ClusterConfig()
     max_quarantine_rate: float = Field(default=0.01, ge=0.0, le=1.0)
     """Share of records that may be quarantined before the job fails."""
@@ -386,6 +413,7 @@ class Config(Section):
                 "synonyms": {"memory_bytes"},
                 "graph": {"memory_bytes"},
                 "precompute": {"memory_bytes"},
+                "reader": True,
                 "cluster": True,
                 "output": True,
                 "max_quarantine_rate": True,

@@ -8,10 +8,11 @@ import httpx
 import structlog
 
 from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError
-from hippoindex.pipeline.config import Config
+from hippoindex.pipeline.config import Config, ExtractConfig, ReaderConfig
 from hippoindex.pipeline.embed import embedder_dimension
 from hippoindex.pipeline.extract.llm import llm_fingerprint
 from hippoindex.pipeline.llm.endpoint import EndpointSettings, checked_url, read_api_key
+from hippoindex.pipeline.llm.engines import endpoint_settings
 from hippoindex.pipeline.llm.known import known_models
 from hippoindex.pipeline.llm.vllm import require_memory, require_vllm
 
@@ -36,21 +37,42 @@ def preflight(config: Config) -> None:
 
 
 def _check_extract(config: Config, here: bool) -> None:
-    extract = config.extract
-    if extract.engine not in ("openai", "vllm"):
-        return
-    llm_fingerprint(extract)
-    if extract.max_usd is not None and extract.price_usd is None:
-        raise UsageError("A spend limit (extract.max_usd) needs the endpoint's prices: set extract.price_usd")
-    if extract.engine == "openai":
-        _check_endpoint(
-            EndpointSettings("extract", extract.base_url, extract.api_key_env, str(extract.model))
+    if config.extract.engine in ("openai", "vllm"):
+        llm_fingerprint(config.extract)
+        check_language_model(config.extract, here=here)
+
+
+def check_language_model(config: ExtractConfig | ReaderConfig, *, here: bool = True) -> None:
+    """Make sure that a language model is named, and that its server, or vLLM and its GPUs, are there.
+
+    Parameters
+    ----------
+    config : ExtractConfig or ReaderConfig
+    here : bool
+        Whether vLLM is to run on this machine.
+
+    Raises
+    ------
+    HippoIndexError
+        Naming what is missing.
+    """
+    section = config.section
+    if not config.model:
+        raise UsageError(
+            f"{section}.engine={config.engine} needs the name of the model that is to be asked: "
+            f"--set {section}.model=NAME"
         )
+    if config.max_usd is not None and config.price_usd is None:
+        raise UsageError(
+            f"A spend limit ({section}.max_usd) needs the endpoint's prices: set {section}.price_usd"
+        )
+    if config.engine == "openai":
+        _check_endpoint(endpoint_settings(config))
     elif here:
-        require_vllm(extract.vllm, "extract.engine=vllm")
-        known = known_models().llms.get(str(extract.model))
+        require_vllm(config.vllm, f"{section}.engine=vllm")
+        known = known_models().llms.get(config.model)
         if known is not None:
-            require_memory(extract.vllm, known.weights_bytes, str(extract.model))
+            require_memory(config.vllm, known.weights_bytes, config.model)
 
 
 def _check_embed(config: Config, here: bool) -> None:

@@ -43,7 +43,7 @@ def read_answer(text: str, keys: Sequence[str]) -> Answer | None:
     What is no JSON is repaired where that is possible (a comma too many, a code fence, text around it).
     A reasoning model's thoughts before the answer are passed over.
     """
-    text = _THOUGHTS.sub("", text, count=1) if text.lstrip().startswith("<think>") else text
+    text = without_thoughts(text)
     lists = _lists(_parsed(text), keys)
     if lists is not None:
         return Answer(lists, text)
@@ -51,6 +51,11 @@ def read_answer(text: str, keys: Sequence[str]) -> Answer | None:
     if lists is not None:
         return Answer(lists, raw_json(lists), repaired=True)
     return None
+
+
+def without_thoughts(text: str) -> str:
+    """Return an answer without the thoughts that a reasoning model puts before it."""
+    return _THOUGHTS.sub("", text, count=1) if text.lstrip().startswith("<think>") else text
 
 
 def salvage_answer(text: str, keys: Sequence[str]) -> Answer:

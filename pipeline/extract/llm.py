@@ -8,35 +8,35 @@ is too long is split. What still fails is the passage's error, with every answer
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from hippoindex.errors import HippoIndexError, UsageError
+from hippoindex.errors import UsageError
 from hippoindex.pipeline.chunk import chunk_spans, sentence_spans
 from hippoindex.pipeline.config import ExtractConfig
 from hippoindex.pipeline.extract.answers import Answer, read_answer, salvage_answer
 from hippoindex.pipeline.extract.base import Extraction, Passage, RejectedTriple, Triple
 from hippoindex.pipeline.extract.imported import parse_entities, parse_triples, raw_json
-from hippoindex.pipeline.extract.prompts import Message, answer_schema, load_prompts
+from hippoindex.pipeline.extract.prompts import answer_schema, load_prompts
 from hippoindex.pipeline.llm.accounting import Usage, UsageLog
 from hippoindex.pipeline.llm.base import (
     SEED,
     ChatEngine,
     ChatRequest,
     ChatResponse,
-    Price,
     PromptTooLongError,
     RequestFailedError,
 )
+from hippoindex.pipeline.llm.engines import price_of
 from hippoindex.pipeline.llm.feed import Feed
-from hippoindex.pipeline.llm.loop import LoopThread
+from hippoindex.pipeline.llm.loop import LoopThread, awaited, run_all
+from hippoindex.pipeline.llm.prompts import Message
 from hippoindex.pipeline.schemas import MAX_RAW_CHARS
 
 #: Decoding is greedy; a question whose answer was not what was asked for is put again with another seed and
@@ -53,7 +53,6 @@ _WINDOW_PER_SLOT = 4
 _MAX_HALVINGS = 8
 
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 class Note(RejectedTriple):
@@ -131,12 +130,12 @@ class LlmExtractor:
         self.usage = Usage()
         self._config = config
         self._prompts = load_prompts(config.prompts)
-        self._price = None if config.price_usd is None else Price(**config.price_usd.model_dump())
+        self._price = price_of(config)
         self._log = log
         self._shards = 0
         self._counted_until_s = 0.0
         self._loop = loop or LoopThread("language-model")
-        self._engine = self._loop.run(_opened(open_engine))
+        self._engine = self._loop.run(awaited(open_engine))
         self._release = weakref.finalize(self, _release, self._loop, self._engine)
         slots = self._engine.slots
         self._feed = Feed(slots, config.tokens_in_flight, _WINDOW_PER_SLOT * slots)
@@ -162,7 +161,7 @@ class LlmExtractor:
             self._counted_until_s = time.perf_counter()
         self._shards += 1
         try:
-            extractions = await _all(self._passage(passage, usage) for passage in passages)
+            extractions = await run_all(self._passage(passage, usage) for passage in passages)
             for extraction in extractions:
                 usage.rejected.update(item.reason for item in extraction.rejected)
         finally:
@@ -185,7 +184,7 @@ class LlmExtractor:
     async def _passage(self, passage: Passage, usage: Usage) -> Extraction:
         spans = self._spans(passage.text)
         usage.split += len(spans) > 1
-        parts = await _all(self._part(passage, span, usage) for span in spans)
+        parts = await run_all(self._part(passage, span, usage) for span in spans)
         return _merge([part for found in parts for part in found])
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
@@ -209,7 +208,7 @@ class LlmExtractor:
         except _TooMuchError as error:
             usage.split += not halvings
             shift = part.start
-            parts = await _all(
+            parts = await run_all(
                 self._part(passage, (shift + start, shift + end), usage, halvings + 1, error.last)
                 for start, end in error.halves
             )
@@ -336,21 +335,6 @@ def llm_fingerprint(config: ExtractConfig, model: str | None = None) -> str:
 
 def _release(loop: LoopThread, engine: ChatEngine) -> None:
     loop.stop(engine.aclose())
-
-
-async def _opened(open_engine: Callable[[], Awaitable[ChatEngine]]) -> ChatEngine:
-    return await open_engine()
-
-
-async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Run coroutines at once and return what they do, in order; the first error ends them all."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except ExceptionGroup as errors:
-        ours = (error for error in errors.exceptions if isinstance(error, HippoIndexError))
-        raise next(ours, errors.exceptions[0]) from None
-    return [task.result() for task in tasks]
 
 
 def _merge(parts: Sequence[_Part]) -> Extraction:

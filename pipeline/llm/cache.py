@@ -28,6 +28,8 @@ class ResponseCache:
     ----------
     folder : Path
         Made if it is not there; the file is ``responses.sqlite``.
+    section : str
+        Section of the configuration that messages refer to.
 
     Raises
     ------
@@ -35,7 +37,8 @@ class ResponseCache:
         If the folder cannot be written to, or the file is not such a cache.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, section: str = "extract") -> None:
+        self._section = section
         self._file = folder / "responses.sqlite"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +76,8 @@ class ResponseCache:
             yield
         except sqlite3.Error as error:
             raise HippoIndexError(
-                f"The cache of answers {self._file} (extract.cache) cannot be used: {error}. If it is "
-                "damaged, remove it"
+                f"The cache of answers {self._file} ({self._section}.cache) cannot be used: {error}. If it "
+                "is damaged, remove it"
             ) from error
 
 

@@ -117,13 +117,16 @@ class Budget:
     ----------
     max_usd : float or None
         ``None`` is no limit.
+    section : str
+        Section of the configuration that messages refer to.
 
     Attributes
     ----------
     spent_usd : float
     """
 
-    def __init__(self, max_usd: float | None) -> None:
+    def __init__(self, max_usd: float | None, section: str = "extract") -> None:
+        self._section = section
         self.spent_usd = 0.0
         self._max_usd = max_usd
         self._reserved_usd = 0.0
@@ -141,7 +144,7 @@ class Budget:
         async with self._changed:
             while self._max_usd is not None and self.spent_usd + self._reserved_usd + usd > self._max_usd:
                 if not self._reserved_usd:
-                    raise SpendLimitError(self.spent_usd, self._max_usd)
+                    raise SpendLimitError(self.spent_usd, self._max_usd, self._section)
                 await self._changed.wait()
             self._reserved_usd += usd
         try:

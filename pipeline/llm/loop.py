@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
+
+from hippoindex.errors import HippoIndexError
 
 T = TypeVar("T")
 
@@ -49,3 +51,19 @@ class LoopThread:
                 await last
         finally:
             self._loop.stop()
+
+
+async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines at once and return what they do, in order; the first error ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except ExceptionGroup as errors:
+        ours = (error for error in errors.exceptions if isinstance(error, HippoIndexError))
+        raise next(ours, errors.exceptions[0]) from None
+    return [task.result() for task in tasks]
+
+
+async def awaited(opens: Callable[[], Awaitable[T]]) -> T:
+    """Call and await, on the loop that this runs on, what opens something."""
+    return await opens()

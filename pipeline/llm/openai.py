@@ -68,8 +68,9 @@ class OpenAIEngine:
     ) -> None:
         if max_usd is not None and price is None:
             raise UsageError(
-                "A spend limit (extract.max_usd) needs the endpoint's prices: set extract.price_usd to "
-                "{prompt: ..., cached: ..., generated: ...}, US dollars for a million tokens"
+                f"A spend limit ({settings.section}.max_usd) needs the endpoint's prices: set "
+                f"{settings.section}.price_usd to {{prompt: ..., cached: ..., generated: ...}}, US dollars "
+                "for a million tokens"
             )
         self.gpus = 0
         self.slots = 2 * settings.concurrency
@@ -79,7 +80,7 @@ class OpenAIEngine:
         self._may_change_way = structured == "auto"
         self._cache = cache
         self._price = price
-        self._budget = Budget(max_usd)
+        self._budget = Budget(max_usd, settings.section)
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Return about the tokens of a text: an endpoint does not say."""

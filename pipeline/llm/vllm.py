@@ -119,7 +119,7 @@ class VllmEngine:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-async def open_vllm(model: str, settings: VllmConfig) -> VllmEngine:
+async def open_vllm(model: str, settings: VllmConfig, section: str = "extract") -> VllmEngine:
     """Load a model.
 
     Parameters
@@ -127,6 +127,8 @@ async def open_vllm(model: str, settings: VllmConfig) -> VllmEngine:
     model : str
         A folder, or a name that vLLM finds in its own cache or hub.
     settings : VllmConfig
+    section : str
+        Section of the configuration that messages refer to.
 
     Raises
     ------
@@ -135,7 +137,7 @@ async def open_vllm(model: str, settings: VllmConfig) -> VllmEngine:
     HippoIndexError
         If there are too few GPUs, or the model cannot be loaded.
     """
-    require_vllm(settings, "extract.engine=vllm")
+    require_vllm(settings, f"{section}.engine=vllm")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -209,7 +211,7 @@ def require_memory(settings: VllmConfig, weights_bytes: int, model: str) -> None
     if memory_bytes < weights_bytes:
         raise UsageError(
             f"The weights of {model} take {weights_bytes / 1e9:.0f} GB, and {gpus} GPUs have "
-            f"{memory_bytes / 1e9:.0f} GB for them: raise extract.vllm.tensor_parallel"
+            f"{memory_bytes / 1e9:.0f} GB for them: raise vllm.tensor_parallel"
         )
 
 

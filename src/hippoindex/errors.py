@@ -106,12 +106,14 @@ class SpendLimitError(ThresholdError):
     ----------
     spent_usd, max_usd : float
         Of the worker that stopped.
+    section : str
+        Section of the configuration that sets the limit.
     """
 
-    def __init__(self, spent_usd: float, max_usd: float) -> None:
+    def __init__(self, spent_usd: float, max_usd: float, section: str = "extract") -> None:
         super().__init__(
             f"Stopped at the spend limit: ${spent_usd:.4f} of ${max_usd:.4f} are spent (a worker's share of "
-            "extract.max_usd), and the next request could cost more than the rest. What was done is kept: "
+            f"{section}.max_usd), and the next request could cost more than the rest. What was done is kept: "
             "raise the limit and run again to go on"
         )
         self.spent_usd = spent_usd
