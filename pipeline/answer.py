@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.bulk import rank_in_shards
 from hippoindex.pipeline.config import ClusterConfig, load_config
 from hippoindex.pipeline.evaluate import evaluate
+from hippoindex.pipeline.evaluation_report import reader_remark, remarks
 from hippoindex.pipeline.explanation_svg import explanation_svg
 from hippoindex.pipeline.parity import check_index, retrieve_settings
 from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
+from hippoindex.pipeline.reader.model import ReaderModel
 from hippoindex.pipeline.retrieve.base import Ranking
 from hippoindex.pipeline.retrieve.engine import Retriever
 from hippoindex.pipeline.retrieve.explain import Explanation
@@ -46,6 +49,8 @@ class Answers:
         but that of workers is.
     parts_s : dict of str to float
         How much of it each part took; empty where workers did it.
+    reader : dict or None
+        Which language model was asked, and what it used; ``None`` if there was none.
     """
 
     index: Index
@@ -55,6 +60,7 @@ class Answers:
     explanations: Sequence[Sequence[Explanation]] | None
     seconds_s: float
     parts_s: dict[str, float]
+    reader: dict[str, Any] | None = None
 
     def records(self) -> list[dict[str, Any]]:
         """Return one JSON-ready record per question, its passages best first."""
@@ -69,6 +75,8 @@ class Answers:
             "certified_share": self.ranking.certified_share,
             "fallbacks": self.ranking.fallbacks,
             "notes": self.ranking.notes,
+            "recognition_memory": self.ranking.recognition,
+            "reader": self.reader,
             "seconds_s": round(self.seconds_s, 3),
             "queries_per_s": round(len(self.queries) / self.seconds_s, 1),
             "parts_queries_per_s": {
@@ -77,6 +85,11 @@ class Answers:
                 if seconds_s
             },
         }
+
+    def remarks(self) -> list[str]:
+        """Return what a reader of the rankings must know: whether facts were chosen, what a model used."""
+        summary = self.summary()
+        return [text for text in (*remarks(self.method, summary), reader_remark(summary)) if text]
 
     def _records(self) -> Iterator[dict[str, Any]]:
         names = {name: self.index.passages[name] for name in ("passage_id", "doc_id", "title")}
@@ -123,7 +136,7 @@ def answer_queries(
         Whether to find what each passage's score is made of, and the paths to it; ``hipporag2`` and
         ``hippoindex`` only.
     overrides : iterable of str
-        ``retrieve.key=value`` settings in place of those stored with the index.
+        ``retrieve.key=value`` settings in place of those stored with the index, and ``reader.key=value``.
     config, parity
         See :func:`open_retriever`.
     cluster : ClusterConfig
@@ -143,12 +156,30 @@ def answer_queries(
     UsageError
         If a method or setting is unknown, or ``explain`` is asked of another method.
     """
-    retriever = open_retriever(index, overrides, config=config, parity=parity)
-    found = read_gold(retriever.index, queries).queries
-    name = method or retriever.config.method
+    with closing(open_retriever(index, overrides, config=config, parity=parity)) as retriever:
+        found = read_gold(retriever.index, queries).queries
+        name = method or retriever.config.method
+        return _answer(retriever, found, name, top_k, explain=explain, cluster=cluster, work=work)
+
+
+def _answer(
+    retriever: Retriever,
+    found: Sequence[Query],
+    name: str,
+    top_k: int | None,
+    *,
+    explain: bool,
+    cluster: ClusterConfig,
+    work: str | Path | None,
+) -> Answers:
     started = time.perf_counter()
     batch = None
     if _needs_workers(cluster):
+        if retriever.reader is not None and retriever.reader.config.recognition:
+            raise UsageError(
+                "Recognition memory is asked by one process for all questions: leave out --executor, "
+                "--workers and --address, or set reader.recognition=false"
+            )
         with choose_executor(
             cluster.executor, address=cluster.address, workers=cluster.workers, limits=cluster.limits()
         ) as executor:
@@ -170,7 +201,9 @@ def answer_queries(
     if explain:
         batch = retriever.encode(found) if batch is None else batch
         explanations = retriever.explain(batch, ranking, name)
-    return Answers(retriever.index, found, name, ranking, explanations, seconds_s, parts_s)
+    return Answers(
+        retriever.index, found, name, ranking, explanations, seconds_s, parts_s, retriever.reader_report()
+    )
 
 
 def _needs_workers(cluster: ClusterConfig) -> bool:
@@ -186,6 +219,8 @@ def evaluate_queries(
     config: str | Path | None = None,
     parity: str | None = None,
     allow_missing: bool = False,
+    qa: bool = False,
+    ircot_steps: int | None = None,
 ) -> dict[str, Any]:
     """Measure methods on a file of questions with gold passages; see :func:`evaluate`.
 
@@ -194,19 +229,23 @@ def evaluate_queries(
     index, queries : str or Path
     methods : sequence of str
     overrides : iterable of str
-        ``retrieve.key=value`` settings in place of those stored with the index.
+        ``retrieve.key=value`` settings in place of those stored with the index, and ``reader.key=value``.
     config, parity
         See :func:`open_retriever`.
     allow_missing : bool
         Whether gold passages that are not in the index are counted instead of refused.
+    qa, ircot_steps
+        See :func:`evaluate`.
 
     Returns
     -------
     dict
     """
-    retriever = open_retriever(index, overrides, config=config, parity=parity)
-    found = read_gold(retriever.index, queries).queries
-    return evaluate(retriever, found, methods, allow_missing=allow_missing)
+    with closing(open_retriever(index, overrides, config=config, parity=parity)) as retriever:
+        found = read_gold(retriever.index, queries).queries
+        return evaluate(
+            retriever, found, methods, allow_missing=allow_missing, qa=qa, ircot_steps=ircot_steps
+        )
 
 
 def open_retriever(
@@ -222,10 +261,10 @@ def open_retriever(
     ----------
     index : str or Path
     overrides : iterable of str
-        ``retrieve.key=value`` settings; they go before all others.
+        ``retrieve.key=value`` and ``reader.key=value`` settings; they go before all others.
     config : str or Path, optional
         YAML file whose section ``retrieve`` is applied to the stored settings, as ``hippoindex tune`` writes
-        it.
+        it, and whose section ``reader`` names a language model for questions.
     parity : str, optional
         "hipporag1" or "hipporag2": rank as the authors' code does.
 
@@ -238,21 +277,25 @@ def open_retriever(
     opened = open_index(index)
     settings = list(overrides)
     for setting in settings:
-        if not setting.startswith("retrieve."):
-            raise UsageError(f"--set {setting}: only retrieve.* can be set once an index is built")
-    kept = _as_settings(opened.manifest.config["retrieve"])
+        if not setting.startswith(("retrieve.", "reader.")):
+            raise UsageError(
+                f"--set {setting}: only retrieve.* and reader.* can be set once an index is built"
+            )
+    kept = _as_settings("retrieve", opened.manifest.config["retrieve"])
     if config is not None:
         given = load_config(config).model_dump(mode="json", exclude_unset=True)
-        kept += _as_settings(given.get("retrieve", {}))
+        kept += _as_settings("retrieve", given.get("retrieve", {}))
+        kept += _as_settings("reader", given.get("reader", {}))
     if parity is not None:
         kept += retrieve_settings(parity)
         check_index(opened.path, opened.manifest.config)
-    retrieve = load_config(overrides=[*kept, *settings]).retrieve
-    return Retriever(opened, retrieve, threads=available_cores())
+    chosen = load_config(overrides=[*kept, *settings])
+    reader = None if chosen.reader.engine is None else ReaderModel(chosen.reader)
+    return Retriever(opened, chosen.retrieve, reader=reader, threads=available_cores())
 
 
-def _as_settings(values: Mapping[str, Any]) -> list[str]:
-    return [f"retrieve.{name}={json.dumps(value)}" for name, value in values.items()]
+def _as_settings(section: str, values: Mapping[str, Any]) -> list[str]:
+    return [f"{section}.{name}={json.dumps(value)}" for name, value in values.items()]
 
 
 def read_gold(index: Index, queries: str | Path) -> QuerySet:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline.evaluate import paired_bootstrap, permutation_test
@@ -24,7 +25,7 @@ def compare(first: str | Path, second: str | Path, method: str | None = None) ->
         Files that ``evaluate --output`` has written. They may be the same, to compare two methods.
     method : str, optional
         ``name``, or ``name:other`` for the first report's ``name`` with the second's ``other``; by default
-        every method that both have.
+        every method that both have. Metrics are those that both have.
 
     Returns
     -------
@@ -45,9 +46,13 @@ def compare(first: str | Path, second: str | Path, method: str | None = None) ->
     order = _common_order(a, b, Path(first), Path(second))
     rows = []
     for name, other in _pairs(a, b, method):
+        others = b["methods"][other]
         for metric, values in a["methods"][name].items():
-            left = np.array(values)
-            right = np.array(b["methods"][other][metric])[order]
+            if metric not in others:
+                continue
+            left, right = _known(values, [others[metric][number] for number in order])
+            if not len(left):
+                continue
             difference = right - left
             rows.append(
                 {
@@ -63,6 +68,13 @@ def compare(first: str | Path, second: str | Path, method: str | None = None) ->
                 }
             )
     return {"n": len(a["ids"]), "first": str(first), "second": str(second), "rows": rows}
+
+
+def _known(values: Sequence[float | None], others: Sequence[float | None]) -> tuple[NDArray, NDArray]:
+    """Return the figures of questions that have one in both; without a right answer there is none."""
+    pairs = zip(values, others, strict=True)
+    known = np.array([pair for pair in pairs if None not in pair], dtype=np.float64).reshape(-1, 2)
+    return known[:, 0], known[:, 1]
 
 
 def _read(path: Path) -> dict[str, Any]:

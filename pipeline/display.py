@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, Manifest
-from hippoindex.pipeline.evaluation_report import METRICS, best_figures
+from hippoindex.pipeline.evaluation_report import best_figures, reader_remark, remarks, shown_metrics
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.retrieve.base import Ranking
 from hippoindex.pipeline.retrieve.seeds import fact_text
@@ -77,24 +77,26 @@ def build_summary(result: BuildResult) -> RenderableType:
 
 def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
     """Return the table of an evaluation: one row per method, recalls in percent, the best ones in bold."""
+    metrics = shown_metrics(report["methods"])
     best = best_figures(report["methods"])
     table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for heading in (*METRICS, r"R@5 - dense \[95 %]"):
+    for heading in (*metrics, r"R@5 - dense \[95 %]"):
         table.add_column(heading, justify="right", no_wrap=True)
     said = []
     for name, row in report["methods"].items():
         mean, low, high = row["delta_recall@5"]
         interval = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-        shown = {metric: f"{row[metric]:.1f}" for metric in METRICS.values()}
+        shown = {metric: f"{row[metric]:.1f}" for metric in metrics.values()}
         cells = [f"[bold]{text}[/]" if float(text) == best[m] else text for m, text in shown.items()]
         table.add_row(name, *cells, escape(interval))
         if row.get("fallbacks"):
             said.append(
                 f"{name}: {row['fallbacks']} questions without a phrase, ranked by their dense scores"
             )
-        if row.get("notes"):
-            said.append(f"{name}: {row['notes']}")
+        said += remarks(name, row)
+    if reader := reader_remark(report):
+        said.append(reader)
     return Group(table, *map(escape, said))
 
 
@@ -140,7 +142,8 @@ def answers_view(answers: Answers) -> RenderableType:
             if answers.explanations and (is_gold or not query.gold):
                 table.add_row("", "", "", f"[dim]{escape(str(answers.explanations[number][rank]))}[/]")
         panels.append(Panel(Group(f"[bold]{escape(query.question)}[/]", table)))
-    return Group(*panels, f"{answers.method}{escape(how_solved(answers.ranking))}")
+    said = answers.remarks()
+    return Group(*panels, f"{answers.method}{escape(how_solved(answers.ranking))}", *map(escape, said))
 
 
 def how_solved(ranking: Ranking) -> str:

@@ -1,9 +1,10 @@
-"""Recall of methods on an evaluation set, with intervals against a baseline."""
+"""Recall of methods on an evaluation set, with intervals against a baseline, and what is answered by them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import pyarrow as pa
 import structlog
 from numpy.typing import NDArray
 
-from hippoindex.errors import InputError
+from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.queries import Query
+from hippoindex.pipeline.reader.answers import AnswerScores, answer_questions, counts_of, score_answers
+from hippoindex.pipeline.reader.ircot import interleave
 from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, find_method
 from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
 
@@ -29,7 +32,13 @@ MAX_LISTED = 20
 
 
 def evaluate(
-    retriever: Retriever, queries: Sequence[Query], methods: Sequence[str], *, allow_missing: bool = False
+    retriever: Retriever,
+    queries: Sequence[Query],
+    methods: Sequence[str],
+    *,
+    allow_missing: bool = False,
+    qa: bool = False,
+    ircot_steps: int | None = None,
 ) -> dict[str, Any]:
     """Measure methods on queries with gold passages.
 
@@ -42,25 +51,32 @@ def evaluate(
         ``dense`` is always measured too: it is the baseline of the intervals.
     allow_missing : bool
         Whether gold passages that are not in the index are counted, as never found, instead of refused.
+    qa : bool
+        Whether the retriever's reader answers each question out of each method's best passages.
+    ircot_steps : int, optional
+        Measure each method also as the retriever of IRCoT with so many steps, as ``METHOD+ircot``.
 
     Returns
     -------
     dict
         ``{"n", "methods": {name: {"recall@2", ..., "all_recall@2", ..., "delta_recall@5": [mean, low, high],
-        "curve", "fallbacks", "notes", "queries_per_s", "solver"}}, "index": {...}, "queries": {...},
-        "questions": {"ids", "methods"}}``; recalls in percent, ``curve`` is recall@1, @2, ...; ``questions``
-        holds the same for every question.
+        "curve", "fallbacks", "notes", "recognition_memory", "queries_per_s", "solver"}}, "index": {...},
+        "queries": {...}, "reader": {...}, "questions": {"ids", "methods"}}``; recalls in percent, ``curve``
+        is recall@1, @2, ...; ``questions`` holds the same for every question. With ``qa`` a method has
+        "exact_match", "f1" and "qa" (counts), and ``questions`` has "answers"; with ``ircot_steps`` there are
+        "ircot" and "thoughts".
 
     Raises
     ------
     InputError
-        If no query has a gold passage, or one is not in the index.
+        If no query has a gold passage, one is not in the index, or with ``qa`` no query has an answer.
     UsageError
-        If a method is unknown.
+        If a method is unknown, or ``qa`` or ``ircot_steps`` is asked for without a reader.
     """
     judged = judged_queries(queries)
     for method in methods:
         find_method(METHODS, method)
+    _require_reader(retriever, judged, qa=qa, ircot_steps=ircot_steps)
     gold = Gold(retriever.index, judged)
     if not allow_missing:
         gold.require_found()
@@ -68,11 +84,25 @@ def evaluate(
     batch = retriever.encode(judged)
     encode_s = time.perf_counter() - started
     measured = {name: _measure(retriever, batch, name, gold) for name in dict.fromkeys([BASELINE, *methods])}
-    baseline = measured[BASELINE][0]["recall@5"]
+    baseline = measured[BASELINE].recalls["recall@5"]
+    shown = list(dict.fromkeys(methods))
+    if ircot_steps is not None:
+        for name in shown.copy():
+            measured[f"{name}+ircot"] = _measure(retriever, batch, name, gold, ircot_steps)
+        shown += [f"{name}+ircot" for name in shown]
+    if qa:
+        for name in shown:
+            measured[name].read(retriever, judged)
     counts = retriever.index.manifest.counts
+    questions: dict[str, Any] = {"ids": [query.query_id for query in judged]}
+    questions["methods"] = {name: measured[name].by_question() for name in shown}
+    for kind in ("answers", "thoughts"):
+        found = {name: getattr(measured[name], kind) for name in shown if getattr(measured[name], kind)}
+        if found:
+            questions[kind] = found
     return {
         "n": len(judged),
-        "methods": {name: summarise(measured[name][0], baseline) | measured[name][1] for name in methods},
+        "methods": {name: measured[name].summary(baseline) for name in shown},
         "index": {"path": str(retriever.index.path), **counts.model_dump()},
         "queries": {
             "without_gold": len(queries) - len(judged),
@@ -81,11 +111,21 @@ def evaluate(
             "encode_s": round(encode_s, 3),
         },
         "config": retriever.config.model_dump(mode="json"),
-        "questions": {
-            "ids": [query.query_id for query in judged],
-            "methods": {name: _percent(measured[name][0]) for name in methods},
-        },
+        "reader": retriever.reader_report(),
+        "questions": questions,
     }
+
+
+def _require_reader(
+    retriever: Retriever, queries: Sequence[Query], *, qa: bool, ircot_steps: int | None
+) -> None:
+    if (qa or ircot_steps is not None) and retriever.reader is None:
+        raise UsageError(
+            "Answers (--qa) and chains of thought (--ircot-steps) need a language model: --set "
+            "reader.engine=openai --set reader.model=NAME --set reader.base_url=URL, or reader.engine=vllm"
+        )
+    if qa and not any(query.answers for query in queries):
+        raise InputError("No query has an answer: --qa has nothing to compare with")
 
 
 def judged_queries(queries: Sequence[Query]) -> list[Query]:
@@ -102,22 +142,72 @@ def judged_queries(queries: Sequence[Query]) -> list[Query]:
     return judged
 
 
+@dataclass
+class _Measured:
+    """What one method does with the queries.
+
+    Attributes
+    ----------
+    ranking : Ranking
+    recalls : dict of str to ndarray, shape (Q,)
+    said : dict
+        What else there is to say.
+    thoughts, answers : list of dict
+        Of each query; empty where none were asked for.
+    scores : AnswerScores or None
+    """
+
+    ranking: Ranking
+    recalls: dict[str, NDArray[np.float64]]
+    said: dict[str, Any]
+    thoughts: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    scores: AnswerScores | None = None
+
+    def read(self, retriever: Retriever, queries: Sequence[Query]) -> None:
+        """Have the queries answered out of their best passages."""
+        if retriever.reader is None:
+            return
+        questions = [query.question for query in queries]
+        answers = answer_questions(retriever.reader, retriever.index, questions, self.ranking.rows)
+        self.answers = [answer.record() for answer in answers]
+        self.scores = score_answers(answers, queries)
+        self.said |= self.scores.summary() | {"qa": counts_of(answers, queries)}
+
+    def summary(self, baseline: NDArray[np.float64]) -> dict[str, Any]:
+        """Return the figures over all queries."""
+        return summarise(self.recalls, baseline) | self.said
+
+    def by_question(self) -> dict[str, Any]:
+        """Return the figures of each query, in percent."""
+        figures = _percent(self.recalls)
+        return figures if self.scores is None else figures | asdict(self.scores)
+
+
 def _measure(
-    retriever: Retriever, batch: QueryBatch, method: str, gold: Gold
-) -> tuple[dict[str, NDArray[np.float64]], dict[str, Any]]:
-    """Return the recalls of each query, and what else there is to say of a method."""
+    retriever: Retriever, batch: QueryBatch, method: str, gold: Gold, ircot_steps: int | None = None
+) -> _Measured:
     started = time.perf_counter()
-    ranking = retriever.rank(batch, method, top_k=gold.depth)
+    thoughts: list[dict[str, Any]] = []
+    said: dict[str, Any] = {}
+    if ircot_steps is None or retriever.reader is None:
+        ranking = retriever.rank(batch, method, top_k=gold.depth)
+    else:
+        found = interleave(retriever, retriever.reader, batch, method, steps=ircot_steps, top_k=gold.depth)
+        ranking, thoughts, said = found.ranking, found.records(), {"ircot": found.summary()}
     speed = round(len(batch) / (time.perf_counter() - started), 1)
-    log.info("evaluated", method=method, queries_per_s=speed, fallbacks=ranking.fallbacks)
-    said = {
+    log.info(
+        "evaluated", method=method, ircot_steps=ircot_steps, queries_per_s=speed, fallbacks=ranking.fallbacks
+    )
+    said |= {
         "curve": [round(100 * float(value), 2) for value in gold.curve(ranking)],
         "fallbacks": ranking.fallbacks,
         "notes": ranking.notes,
+        "recognition_memory": ranking.recognition,
         "queries_per_s": speed,
         "solver": ranking.solver,
     }
-    return gold.recalls(ranking), said
+    return _Measured(ranking, gold.recalls(ranking), said, thoughts)
 
 
 def _percent(recalls: Mapping[str, NDArray[np.float64]]) -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ METRICS = {
     "all@2": "all_recall@2",
     "all@5": "all_recall@5",
 }
+ANSWER_METRICS = {"EM": "exact_match", "F1": "f1"}
 COLOURS = ("#7b8794", "#3e4c59", "#b44d12", "#8719e0", "#1f5f7f", "#0c6b58", "#a61b1b", "#8d6708")
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 40, 440, 24, 280
@@ -47,13 +48,65 @@ def write_report(report: Mapping[str, Any], path: Path) -> list[Path]:
     return files
 
 
+def shown_metrics(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the metrics of an evaluation's columns by heading; those of answers where there are any."""
+    answered = all(metric in row for row in rows.values() for metric in ANSWER_METRICS.values())
+    return METRICS | ANSWER_METRICS if answered else METRICS
+
+
 def best_figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the highest figure of each metric, as it is shown."""
-    return {metric: max(round(row[metric], 1) for row in rows.values()) for metric in METRICS.values()}
+    metrics = shown_metrics(rows).values()
+    return {metric: max(round(row[metric], 1) for row in rows.values()) for metric in metrics}
+
+
+def remarks(name: str, row: Mapping[str, Any]) -> list[str]:
+    """Return what a reader of a method's figures must know."""
+    said = []
+    if row.get("notes"):
+        said.append(f"{name}: {row['notes']}")
+    facts = row.get("recognition_memory")
+    if isinstance(facts, Mapping):
+        said.append(
+            f"{name}: recognition memory kept {facts['kept_facts']} of {facts['facts']} facts, and none for "
+            f"{facts['questions_without_facts']} of {facts['questions']} questions"
+        )
+    chains = row.get("ircot")
+    if chains:
+        said.append(
+            f"{name}: at most {chains['steps']} steps, {chains['thoughts']} thoughts, "
+            f"{chains['ended_by_an_answer']} questions ended by an answer, {chains['failed']} failed"
+        )
+    answers = row.get("qa")
+    if answers:
+        said.append(
+            f"{name}: {answers['answered']} of {answers['questions']} questions answered, "
+            f"{answers['failed']} failed, {answers['without_reference']} without a right answer to compare"
+        )
+    return said
+
+
+def reader_remark(report: Mapping[str, Any]) -> str:
+    """Return which language model was asked and what it used; empty if there was none."""
+    reader = report.get("reader")
+    if not reader:
+        return ""
+    used = reader["usage"]
+    text = (
+        f"reader {reader['model']}: {used['requests']} requests, {used['known']} answers known, "
+        f"{used['prompt_tokens']} prompt and {used['generated_tokens']} generated tokens, ${used['usd']:.4f}"
+    )
+    failed = (reader.get("recognition_memory") or {}).get("failed")
+    return (
+        f"{text}; recognition memory failed for {failed} questions, which kept their facts"
+        if failed
+        else text
+    )
 
 
 def markdown(report: Mapping[str, Any], figure: str | None = None) -> str:
     """Return the table of an evaluation as Markdown, the best figure of each metric in bold."""
+    metrics = shown_metrics(report["methods"])
     best = best_figures(report["methods"])
     head = (
         f"{report['n']} questions, recall in percent; R@5 - dense with a 95 % paired bootstrap interval; how "
@@ -62,18 +115,19 @@ def markdown(report: Mapping[str, Any], figure: str | None = None) -> str:
     lines = [
         head,
         "",
-        f"| method | {' | '.join(METRICS)} | R@5 - dense [95 %] | fell back |",
-        "|---|" + "--:|" * (len(METRICS) + 2),
+        f"| method | {' | '.join(metrics)} | R@5 - dense [95 %] | fell back |",
+        "|---|" + "--:|" * (len(metrics) + 2),
     ]
     for name, row in report["methods"].items():
-        cells = [_bold(f"{row[m]:.1f}", round(row[m], 1) == best[m]) for m in METRICS.values()]
+        cells = [_bold(f"{row[m]:.1f}", round(row[m], 1) == best[m]) for m in metrics.values()]
         mean, low, high = row["delta_recall@5"]
         delta = "" if name == BASELINE else f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
         fell_back = row.get("fallbacks")
         lines.append(
             f"| {name} | {' | '.join([*cells, delta, '' if fell_back is None else str(fell_back)])} |"
         )
-    lines += [f"\n{name}: {row['notes']}." for name, row in report["methods"].items() if row.get("notes")]
+    said = [text for name, row in report["methods"].items() for text in remarks(name, row)]
+    lines += [f"\n{text}." for text in [*said, reader_remark(report)] if text]
     if figure:
         lines += ["", f"![recall@k]({figure})"]
     return "\n".join(lines) + "\n"

@@ -27,6 +27,7 @@ from hippoindex.pipeline.extract.prompts import answer_schema, load_prompts
 from hippoindex.pipeline.llm.accounting import Usage, UsageLog
 from hippoindex.pipeline.llm.base import (
     SEED,
+    TEMPERATURE_STEP,
     ChatEngine,
     ChatRequest,
     ChatResponse,
@@ -39,9 +40,6 @@ from hippoindex.pipeline.llm.loop import LoopThread, awaited, run_all
 from hippoindex.pipeline.llm.prompts import Message
 from hippoindex.pipeline.schemas import MAX_RAW_CHARS
 
-#: Decoding is greedy; a question whose answer was not what was asked for is put again with another seed and
-#: so much more temperature, since the same request would bring the same answer.
-TEMPERATURE_STEP = 0.4
 #: Raised when what is asked, or what is made of an answer, changes.
 VERSION = 2
 

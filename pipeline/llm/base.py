@@ -11,6 +11,9 @@ Message = Mapping[str, str]
 
 #: Sent with every request; a question that is put again is put with the next one.
 SEED = 20_240_501
+#: Decoding is greedy; a question whose answer was not what was asked for is put again with another seed and
+#: so much more temperature, since the same request would bring the same answer.
+TEMPERATURE_STEP = 0.4
 
 #: Tokens that a chat template puts around a message.
 _MESSAGE_TOKENS = 4

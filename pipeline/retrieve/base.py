@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -69,6 +70,9 @@ class QueryBatch:
         Embeddings to find facts and phrases; ``None`` where they are ``vectors``.
     fact_filter : FactFilter or None
     clock : Clock
+    recognised : Counter
+        What recognition memory has been given and has kept: "questions", "facts", "kept_facts", and
+        "questions_without_facts", those of which it kept none.
     """
 
     questions: Sequence[str]
@@ -79,6 +83,7 @@ class QueryBatch:
     fact_vectors: NDArray[np.float32] | None = None
     fact_filter: FactFilter | None = None
     clock: Clock = field(default_factory=Clock)
+    recognised: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -120,6 +125,9 @@ class Ranking:
         the method does not look for phrases.
     notes : str
         What a reader of the figures must know.
+    recognition : mapping, "off" or None
+        What recognition memory was given and kept (see :class:`QueryBatch`), that the method would use it and
+        there is none, or that the method does not look for facts.
     """
 
     rows: NDArray[np.int64]
@@ -128,6 +136,7 @@ class Ranking:
     certified_k: NDArray[np.int64] | None = None
     fell_back: NDArray[np.bool_] | None = None
     notes: str = ""
+    recognition: Mapping[str, int] | Literal["off"] | None = None
 
     @property
     def fallbacks(self) -> int | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
@@ -23,6 +26,8 @@ from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.llm.known import with_known
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
+from hippoindex.pipeline.reader.model import ReaderModel
+from hippoindex.pipeline.reader.recognition import FactRecogniser
 from hippoindex.pipeline.retrieve.base import Clock, FactFilter, Method, QueryBatch, Ranking, find_method
 from hippoindex.pipeline.retrieve.baselines import bm25, dense
 from hippoindex.pipeline.retrieve.explain import Explanation, explain_ranking
@@ -51,7 +56,16 @@ class Retriever:
     threads : int
         Threads of the embedding model.
     fact_filter : FactFilter, optional
-        Recognition memory; without it the nearest facts are used as they are.
+        Recognition memory; without it, and without a reader, the nearest facts are used as they are.
+    reader : ReaderModel, optional
+        Language model for questions. It is the recognition memory too, unless ``reader.recognition`` is off
+        or ``fact_filter`` is given.
+
+    Attributes
+    ----------
+    index : Index
+    config : RetrieveConfig
+    reader : ReaderModel or None
 
     Raises
     ------
@@ -68,6 +82,7 @@ class Retriever:
         *,
         threads: int = 1,
         fact_filter: FactFilter | None = None,
+        reader: ReaderModel | None = None,
     ) -> None:
         self.index = index if isinstance(index, Index) else open_index(index)
         stored = self.index.manifest.config
@@ -75,13 +90,27 @@ class Retriever:
         self._embed = EmbedConfig.model_validate(stored["embed"])
         self._normalise = normaliser(GraphConfig.model_validate(stored["graph"]).normalisation)
         self._threads = threads
-        self._fact_filter = fact_filter
+        self.reader = reader
+        self._recogniser = FactRecogniser(reader) if reader and reader.config.recognition else None
+        self._fact_filter = fact_filter or self._recogniser
         made_by, here = self.index.manifest.stages["embed"]["embedder"], embedder_fingerprint(self._embed)
         if made_by != here:
             raise ModelError(
                 f"{self.index.path} was embedded by a model with fingerprint {made_by[:12]}; the model "
                 f"{self._embed.model!r} here has {here[:12]}: their vectors cannot be compared"
             )
+
+    def close(self) -> None:
+        """Release the language model, if there is one."""
+        if self.reader is not None:
+            self.reader.close()
+
+    def reader_report(self) -> dict[str, Any] | None:
+        """Return which language model was asked, and what it has used so far; ``None`` if there is none."""
+        if self.reader is None:
+            return None
+        recognition = None if self._recogniser is None else self._recogniser.report()
+        return self.reader.report() | {"recognition_memory": recognition}
 
     @cached_property
     def _embedder(self) -> Embedder:
@@ -172,8 +201,11 @@ class Retriever:
         """
         config = self.config if top_k is None else self.config.model_copy(update={"top_k": top_k})
         ranks = find_method(METHODS, method or config.method)
+        counting = replace(batch, recognised=Counter())
         with batch.clock.part("ranking"):
-            return ranks(self.index, batch, config)
+            ranking = ranks(self.index, counting, config)
+        recognition = dict(counting.recognised) or ranking.recognition
+        return replace(ranking, recognition=recognition)
 
     def explain(
         self, batch: QueryBatch, ranking: Ranking, method: str | None = None

@@ -100,7 +100,8 @@ def hippoindex(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ran
         rankings.append(top_k(scored.total, config.top_k, config.ties))
         solver = scored.solver
     without = [not len(facts.rows) and not len(named.rows) for facts, named in zip(*seeds, strict=True)]
-    return joined(rankings, solver=solver, fell_back=np.array(without))
+    recognition = "off" if queries.fact_filter is None else None
+    return joined(rankings, solver=solver, fell_back=np.array(without), recognition=recognition)
 
 
 def with_epsilon(config: RetrieveConfig) -> RetrieveConfig:

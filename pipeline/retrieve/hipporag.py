@@ -101,14 +101,15 @@ def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Des
     if certified is not None:  # cosines are not bounded but computed
         full = np.full(len(others), ranking.rows.shape[1], dtype=np.int64)
         certified = np.concatenate([certified, full])[order]
-    recognises = design.linking == "query-to-fact"
+    is_off = design.linking == "query-to-fact" and queries.fact_filter is None
     return Ranking(
         ranking.rows[order],
         ranking.scores[order],
         parts[0].solver,
         certified,
         ~seeded,
-        "recognition memory off" if recognises and queries.fact_filter is None else "",
+        "recognition memory off" if is_off else "",
+        "off" if is_off else None,
     )
 
 

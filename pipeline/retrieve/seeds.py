@@ -113,17 +113,20 @@ def fact_seeds(
     facts = index.float_vectors("facts")
     if not len(facts):
         return [_seeds({}) for _ in queries.questions]
-    seeds: list[Seeds] = []
+    best: list[NDArray[np.int64]] = []
+    scores: list[NDArray[np.float32]] = []
     for start in range(0, len(queries), BLOCK_QUERIES):
-        part = slice(start, start + BLOCK_QUERIES)
-        cosines = queries.linking_vectors[part] @ facts.T  # (block, facts)
-        best = largest_of_rows(cosines, config.fact_top_k)
+        cosines = queries.linking_vectors[start : start + BLOCK_QUERIES] @ facts.T  # (block, facts)
+        top = largest_of_rows(cosines, config.fact_top_k)
         least, greatest = cosines.min(axis=1), cosines.max(axis=1)
-        kept = _recognised(index, queries, part, best)
-        for row, top in enumerate(kept):
-            scores = _scaled(cosines[row, top], least[row], greatest[row])
-            seeds.append(_phrases_of_facts(index, scores, top, phrase_top_k, config))
-    return seeds
+        for row, nearest in enumerate(top):
+            best.append(nearest)
+            scores.append(_scaled(cosines[row, nearest], least[row], greatest[row]))
+    kept = _recognised(index, queries, best)
+    return [
+        _phrases_of_facts(index, scaled[positions], rows[positions], phrase_top_k, config)
+        for rows, scaled, positions in zip(best, scores, kept, strict=True)
+    ]
 
 
 def _scaled(cosines: NDArray[np.float32], least: np.float32, greatest: np.float32) -> NDArray[np.float32]:
@@ -132,19 +135,27 @@ def _scaled(cosines: NDArray[np.float32], least: np.float32, greatest: np.float3
 
 
 def _recognised(
-    index: Index, queries: QueryBatch, part: slice, best: NDArray[np.int64]
-) -> Sequence[NDArray[np.int64]]:
-    """Return the rows of the facts that recognition memory keeps; all of them where there is none."""
+    index: Index, queries: QueryBatch, best: Sequence[NDArray[np.int64]]
+) -> list[NDArray[np.int64]]:
+    """Return the positions of the facts that recognition memory keeps; all of them where there is none.
+
+    All questions go to it at once: it may ask a language model about each.
+    """
     if queries.fact_filter is None:
-        return list(best)
+        return [np.arange(len(rows)) for rows in best]
     facts = [[fact_of(index, int(row)) for row in rows] for rows in best]
-    answers = queries.fact_filter(queries.questions[part], facts)
     kept = []
-    for rows, answer in zip(best, answers, strict=True):
+    for rows, answer in zip(best, queries.fact_filter(queries.questions, facts), strict=True):
         positions = list(dict.fromkeys(answer))
         if any(not 0 <= position < len(rows) for position in positions):
             raise UsageError(f"The fact filter kept the positions {positions} of {len(rows)} facts")
-        kept.append(rows[np.array(positions, dtype=np.int64)])
+        queries.recognised.update(
+            questions=1,
+            facts=len(rows),
+            kept_facts=len(positions),
+            questions_without_facts=int(not positions),
+        )
+        kept.append(np.array(positions, dtype=np.int64))
     return kept
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import signal
 import sys
+from contextlib import closing
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -124,7 +125,8 @@ StrictOption = Annotated[
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="YAML file whose section retrieve is used, as `hippoindex tune` writes it."
+        "--config",
+        help="YAML file whose sections retrieve, as `hippoindex tune` writes it, and reader are used.",
     ),
 ]
 ParityOption = Annotated[
@@ -383,6 +385,8 @@ def retrieve(
         typer.echo(
             f"{summary['queries']} questions, {summary['queries_per_s']} per second, written to {output}"
         )
+        for remark in answers.remarks():
+            typer.echo(remark)
 
 
 @app.command()
@@ -403,6 +407,23 @@ def evaluate(
         bool,
         typer.Option("--allow-missing", help="Count gold passages that are not in the index as never found."),
     ] = False,
+    qa: Annotated[
+        bool,
+        typer.Option(
+            "--qa",
+            help="Have the reader (reader.engine, reader.model) answer every question out of each method's "
+            "best passages: exact match and token F1.",
+        ),
+    ] = False,
+    ircot_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure each method also as the retriever of IRCoT, retrieving so often at most: 2 for "
+            "HotpotQA and 2WikiMultiHopQA, 4 for MuSiQue. Needs a reader.",
+            show_default=False,
+        ),
+    ] = None,
     config: ConfigOption = None,
     parity: ParityOption = None,
     require: Annotated[
@@ -431,6 +452,8 @@ def evaluate(
         config=config,
         parity=parity.value if parity else None,
         allow_missing=allow_missing,
+        qa=qa,
+        ircot_steps=ircot_steps,
     )
     if output is not None:
         write_report(report, output)
@@ -490,11 +513,11 @@ def tune(
     from hippoindex.pipeline.tune import parse_grid, write_tuned
     from hippoindex.pipeline.tune import tune as tune_settings
 
-    retriever = open_retriever(index, overrides or ())
-    asked = read_gold(retriever.index, queries).queries
-    name = method or retriever.config.method
-    searched = parse_grid(grid) if grid else None
-    result = tune_settings(retriever, asked, name, grid=searched, metric=metric, folds=folds)
+    with closing(open_retriever(index, overrides or ())) as retriever:
+        asked = read_gold(retriever.index, queries).queries
+        name = method or retriever.config.method
+        searched = parse_grid(grid) if grid else None
+        result = tune_settings(retriever, asked, name, grid=searched, metric=metric, folds=folds)
     write_tuned(result, output)
     if as_json:
         _print_json(result)

@@ -117,7 +117,7 @@ def test_retrieve_prints_tables_or_json(run_cli: Run, sample_index: Path, sample
     assert "does not walk the whole graph" in unexplained.stderr
     late = run_cli(*common, "--set", "synonyms.threshold=0.9")
     assert late.returncode == 2
-    assert "only retrieve.* can be set" in late.stderr
+    assert "only retrieve.* and reader.* can be set" in late.stderr
 
 
 def test_evaluate_writes_the_report_and_checks_what_is_required(

@@ -1,0 +1,1 @@
+"""A language model at question time: recognition memory, retrieval by a chain of thought, answers."""
