@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+from hippoindex.errors import UsageError
 from hippoindex.pipeline.config import ReaderConfig
 from hippoindex.pipeline.llm.accounting import Usage
 from hippoindex.pipeline.llm.base import (
@@ -93,6 +94,11 @@ class ReaderModel:
     """
 
     def __init__(self, config: ReaderConfig) -> None:
+        if config.max_usd is not None and config.cache is None:
+            raise UsageError(
+                "A spend limit (reader.max_usd) needs a folder that keeps what was paid for when it is "
+                "reached: set reader.cache"
+            )
         check_language_model(config)
         self.config = config
         self.prompts = load_reader_prompts(config.prompts)
