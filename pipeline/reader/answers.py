@@ -18,6 +18,7 @@ from hippoindex.pipeline.reader.prompts import END_OF_THOUGHT, PassageText
 from hippoindex.pipeline.reader.squad import exact_match, token_f1
 
 _ANSWER = re.compile(rf"(?:\banswer\W*?:|\b{END_OF_THOUGHT}\b:?)[*_\s]*", re.IGNORECASE)
+_THOUGHT = re.compile(r"^thought:\s*", re.IGNORECASE)
 _AROUND = " \t*_`"
 
 
@@ -114,6 +115,7 @@ def extract_answer(text: str) -> tuple[str, bool]:
     lines = (text[marks[-1].end() :] if marks else text).splitlines()
     line = next((line for line in (lines if marks else reversed(lines)) if line.strip(_AROUND)), "")
     answer = line.strip(_AROUND)
+    answer = answer if marks else _THOUGHT.sub("", answer)
     return answer.removesuffix(".").rstrip(_AROUND), bool(marks)
 
 

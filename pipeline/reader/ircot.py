@@ -194,13 +194,13 @@ def _asking(model: ReaderModel, retriever: Retriever, chain: Chain) -> Asking[st
 def first_sentence(text: str) -> str | None:
     """Return the first sentence of a language model's answer, ``None`` if there is none.
 
-    A sentence with "So the answer is" goes on to the end of its line: an answer may have full stops in it.
+    It ends with its line at the latest; one with "So the answer is" ends there, as answers have full stops.
     """
     text = without_thoughts(text).strip()
     spans = sentence_spans(text)
     if not spans:
         return None
     start, end = spans[0]
-    if END_OF_THOUGHT.lower() in text[start:end].lower():
-        return text[start:].splitlines()[0].strip()
-    return text[start:end]
+    line = text[start:].splitlines()[0].strip()
+    sentence = text[start:end].splitlines()[0].strip()
+    return line if END_OF_THOUGHT.lower() in sentence.lower() else sentence

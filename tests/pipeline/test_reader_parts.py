@@ -100,6 +100,7 @@ def test_questions_without_a_right_answer_are_counted_and_not_scored() -> None:
         ("Answer:\n  1871", "1871", True),
         ("<think>Answer: none</think>Answer: Lissow", "Lissow", True),
         ("It rises in the hills.\nTarvia\n\n", "Tarvia", False),
+        ("Thought: It is Tarvia", "It is Tarvia", False),
         ("The answers differ: one", "The answers differ: one", False),
         ("Answer:", "", True),
         ("", "", False),
@@ -122,6 +123,7 @@ def test_any_text_has_an_answer_of_one_line_or_none(text: str) -> None:
         ("Orla Fenwick built Corran Mill. It stands on the Asker.", "Orla Fenwick built Corran Mill."),
         ("So the answer is: St. Ives. It is there.\nMore.", "So the answer is: St. Ives. It is there."),
         ("<think>Hm. Well.</think>\nShe lived in Lissow.", "She lived in Lissow."),
+        ("It is Tarvia\nIt is Tarvia\nIt is", "It is Tarvia"),
         (" \n", None),
     ],
 )
