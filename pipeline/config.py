@@ -147,6 +147,9 @@ class ExtractConfig(EngineConfig):
     """``import``: the file of OpenIE results."""
     model: str | None = None
     """As for every language model; ``rules``: the spaCy model."""
+    arguments: Literal["names", "clauses"] = "names"
+    """``rules``: ``names`` are short phrases, fit to be nodes; ``clauses`` are whole arguments, as benchmarks
+    of OpenIE have them."""
     mode: Literal["two-turn", "joint"] = "two-turn"
     """Entities and then triples in two turns of one conversation, or both in one answer."""
     max_passage_tokens: int | None = Field(default=None, ge=16)
@@ -159,6 +162,12 @@ class ExtractConfig(EngineConfig):
     def _overlap_fits(self) -> ExtractConfig:
         if self.max_passage_tokens is not None and self.passage_overlap_tokens >= self.max_passage_tokens:
             raise ValueError("extract.passage_overlap_tokens must be smaller than extract.max_passage_tokens")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _engine_has_arguments(self) -> ExtractConfig:
+        if self.arguments != "names" and self.engine != "rules":
+            raise ValueError(f"extract.arguments={self.arguments} needs extract.engine=rules")
         return self
 
 

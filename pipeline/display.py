@@ -17,6 +17,7 @@ from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, Manifest
 from hippoindex.pipeline.evaluation_report import best_figures, reader_remark, remarks, shown_metrics
 from hippoindex.pipeline.normalise import normaliser
+from hippoindex.pipeline.openie_quality import LOSSES
 from hippoindex.pipeline.retrieve.base import Ranking
 from hippoindex.pipeline.retrieve.seeds import fact_text
 from hippoindex.pipeline.synonyms import recall_text
@@ -121,6 +122,44 @@ def comparison_table(result: Mapping[str, Any]) -> RenderableType:
             str(row["worse"]),
         )
     return table
+
+
+def openie_tables(report: Mapping[str, Any]) -> RenderableType:
+    """Return the tables of ``hippoindex evaluate-openie``, shares in percent."""
+    engine = escape(", ".join(f"{name}={value}" for name, value in report["extract"].items()))
+    parts: list[RenderableType] = []
+    if "carb" in report:
+        carb = report["carb"]
+        title = f"CaRB, {carb['sentences']:,} sentences, {carb['gold_tuples']:,} gold tuples ({engine})"
+        scores = Table(title=title, title_justify="left")
+        for heading in ("extractions", "precision", "recall", "F1", "AUC"):
+            scores.add_column(heading, justify="right")
+        figures = (carb[name] for name in ("precision", "recall", "f1", "auc"))
+        scores.add_row(f"{carb['extractions']:,}", *(f"{100 * value:.1f}" for value in figures))
+        losses = Table(title="What is missing from 100", title_justify="left", show_header=False)
+        losses.add_column()
+        losses.add_column(justify="right")
+        for name, value in carb["losses"].items():
+            losses.add_row(LOSSES[name], f"{100 * value:.1f}")
+        parts += [scores, losses]
+        if carb["curve_points"] == 1:
+            parts.append(
+                "[dim]All extractions have the same confidence: AUC is recall * (1 + precision) / 2.[/]"
+            )
+        if carb["passages_quarantined"]:
+            parts.append(f"{carb['passages_quarantined']:,} sentences failed and count as not found.")
+    if "agreement" in report:
+        shares = report["agreement"]
+        title = f"Of the reference on {shares['passages_compared']:,} passages, found ({engine})"
+        table = Table(title=title, title_justify="left")
+        for heading in ("", "reference", "found", "percent"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name in ("arguments", "entities", "pairs"):
+            share = shares[name]
+            percent = "" if share["share"] is None else f"{100 * share['share']:.1f}"
+            table.add_row(name, f"{share['total']:,}", f"{share['found']:,}", percent)
+        parts.append(table)
+    return Group(*parts)
 
 
 def answers_view(answers: Answers) -> RenderableType:

@@ -7,9 +7,10 @@ for several gold tuples.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,6 +23,16 @@ from hippoindex.pipeline.normalise import unicode_phrase
 BE_FORMS = frozenset({"be", "is", "am", "are", "was", "were", "been", "being"})
 #: Verbs whose speaker and statement may stand on either side.
 SAYING_VERBS = frozenset({"said", "told", "added", "adds", "says"})
+
+#: Why recall or precision is below 1.
+LOSSES = {
+    "recall_nothing_extracted": "recall: nothing was extracted from the sentence",
+    "recall_relation": "recall: no extraction has a word of the relation",
+    "recall_words": "recall: words missing from the best extraction",
+    "precision_relation": "precision: no gold tuple has a word of the relation",
+    "precision_taken": "precision: its gold tuples went to other extractions",
+    "precision_words": "precision: words that the gold tuple has not",
+}
 
 
 class OpenTuple(NamedTuple):
@@ -112,8 +123,8 @@ class CarbScore:
     n_gold, n_found : int
         Gold tuples, and extractions of sentences that have gold tuples.
     losses : mapping of str to float
-        What is missing from a recall and a precision of 1 at the lowest confidence, by cause, in shares of
-        the gold tuples (``recall: ...``) and of the extractions (``precision: ...``).
+        What is missing from a recall and a precision of 1 at the lowest confidence, by the causes of
+        :data:`LOSSES`, in shares of the gold tuples or of the extractions.
     """
 
     curve: Sequence[Point]
@@ -174,31 +185,40 @@ def carb_score(gold: Sequence[Sequence[OpenTuple]], found: Sequence[Sequence[Ope
     CarbScore
     """
     n_gold = sum(map(len, gold))
-    n_found, changes, losses = 0, [], Counter[str]()
+    n_found = 0
+    changes: list[_Change] = []
+    losses = dict.fromkeys(LOSSES, 0.0)
     for gold_tuples, extractions in zip(gold, found, strict=True):
         if gold_tuples:
             sentence = _Sentence(sorted(gold_tuples), sorted(extractions))
             n_found += len(extractions)
             changes += sentence.changes()
-            losses.update(sentence.losses())
-    shares = {
-        name: value / (n_gold if name.startswith("recall") else n_found)
-        for name, value in sorted(losses.items())
-    }
+            for name, lost in sentence.losses():
+                losses[name] += lost
+    totals = {"recall": n_gold, "precision": n_found}
+    shares = {name: losses[name] / max(1, totals[name.partition("_")[0]]) for name in LOSSES}
     return CarbScore(_curve(changes, n_gold), n_gold, n_found, shares)
 
 
-def _curve(changes: Iterable[tuple[float, float, int, float]], n_gold: int) -> list[Point]:
-    by_confidence: dict[float, list[tuple[float, int, float]]] = {}
-    for confidence, *change in changes:
-        by_confidence.setdefault(confidence, []).append((change[0], int(change[1]), change[2]))
+class _Change(NamedTuple):
+    """What the extractions of one sentence with one confidence add to the sums."""
+
+    confidence: float
+    precision: float
+    n_found: int
+    recall: float
+
+
+def _curve(changes: Iterable[_Change], n_gold: int) -> list[Point]:
+    """Add up the changes from the highest confidence to the lowest."""
     precision, n_found, recall = 0.0, 0, 0.0
     curve = []
-    for confidence in sorted(by_confidence, reverse=True):
-        parts = list(zip(*by_confidence[confidence], strict=True))
-        precision += math.fsum(parts[0])
-        n_found += int(sum(parts[1]))
-        recall += math.fsum(parts[2])
+    ordered = sorted(changes, reverse=True)
+    for confidence, group in itertools.groupby(ordered, key=lambda change: change.confidence):
+        parts = list(group)
+        precision += math.fsum(part.precision for part in parts)
+        n_found += sum(part.n_found for part in parts)
+        recall += math.fsum(part.recall for part in parts)
         curve.append(Point(confidence, precision / n_found, recall / n_gold))
     return curve
 
@@ -210,53 +230,45 @@ class _Sentence:
         self._gold, self._found = gold, found
         self._matches = [[match(one, other) for other in found] for one in gold]
 
-    def changes(self) -> list[tuple[float, float, int, float]]:
-        """Return confidence, added precision, added extractions and added recall at each confidence."""
-        states = [(0.0, 0, 0.0)]
-        confidences = sorted({one.confidence for one in self._found}, reverse=True)
-        for confidence in confidences:
+    def changes(self) -> Iterator[_Change]:
+        """Yield what every confidence adds, the highest first."""
+        precision, n_found, recall = 0.0, 0, 0.0
+        for confidence in sorted({one.confidence for one in self._found}, reverse=True):
             kept = [j for j, one in enumerate(self._found) if one.confidence >= confidence]
-            precision = math.fsum(value for _, _, value in self._assigned(kept))
-            recall = math.fsum(max(row[j].recall for j in kept) for row in self._matches)
-            states.append((precision, len(kept), recall))
-        return [
-            (confidence, after[0] - before[0], after[1] - before[1], after[2] - before[2])
-            for confidence, before, after in zip(confidences, states, states[1:], strict=False)
-        ]
+            precision_now = math.fsum(self._assigned(kept).values())
+            recall_now = math.fsum(max(row[j].recall for j in kept) for row in self._matches)
+            yield _Change(confidence, precision_now - precision, len(kept) - n_found, recall_now - recall)
+            precision, n_found, recall = precision_now, len(kept), recall_now
 
-    def _assigned(self, kept: Sequence[int]) -> list[tuple[int, int, float]]:
-        """Give each extraction a gold tuple, greedily: (gold, extraction, precision), no zeros."""
+    def _assigned(self, kept: Sequence[int]) -> dict[int, float]:
+        """Give extractions a gold tuple each, greedily; map those that got one to their precision."""
         pairs = [(row[j], -i, -j) for i, row in enumerate(self._matches) for j in kept if row[j].precision]
-        taken_gold: set[int] = set()
-        taken_found: set[int] = set()
-        assigned = []
+        taken: set[int] = set()
+        assigned: dict[int, float] = {}
         for value, minus_i, minus_j in sorted(pairs, reverse=True):
-            if -minus_i not in taken_gold and -minus_j not in taken_found:
-                taken_gold.add(-minus_i)
-                taken_found.add(-minus_j)
-                assigned.append((-minus_i, -minus_j, value.precision))
+            if -minus_i not in taken and -minus_j not in assigned:
+                taken.add(-minus_i)
+                assigned[-minus_j] = value.precision
         return assigned
 
-    def losses(self) -> dict[str, float]:
-        """Return what is missing from a recall of 1 and a precision of 1, in gold tuples and extractions."""
-        lost = Counter[str]()
+    def losses(self) -> Iterator[tuple[str, float]]:
+        """Yield what is missing from a recall of 1 and a precision of 1, in gold tuples and extractions."""
         for row in self._matches:
-            best = max(row, default=NO_MATCH, key=lambda value: value.recall).recall
+            best = max((value.recall for value in row), default=0.0)
             if not row:
-                lost["recall: nothing extracted from the sentence"] += 1
+                yield "recall_nothing_extracted", 1.0
             elif not best:
-                lost["recall: no extraction has a word of the relation"] += 1
+                yield "recall_relation", 1.0
             else:
-                lost["recall: words missing from the best extraction"] += 1 - best
-        assigned = {j: value for _, j, value in self._assigned(range(len(self._found)))}
+                yield "recall_words", 1 - best
+        assigned = self._assigned(range(len(self._found)))
         for j in range(len(self._found)):
             if j in assigned:
-                lost["precision: words that the gold tuple has not"] += 1 - assigned[j]
+                yield "precision_words", 1 - assigned[j]
             elif any(row[j].precision for row in self._matches):
-                lost["precision: its gold tuples are taken by other extractions"] += 1
+                yield "precision_taken", 1.0
             else:
-                lost["precision: no gold tuple has a word of its relation"] += 1
-        return dict(lost)
+                yield "precision_relation", 1.0
 
 
 class Extracted(NamedTuple):
@@ -266,29 +278,49 @@ class Extracted(NamedTuple):
     triples: Sequence[Triple]
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How much of a reference extraction another one has too.
+class Share(NamedTuple):
+    """How many there are, and how many of them were found."""
 
-    Attributes
-    ----------
-    arguments, entities, triples : tuple of (int, int)
-        How many of the reference were found, and how many it has. Arguments (subjects and objects) and
-        entities are distinct normalised phrases of a passage.
-    """
-
-    arguments: tuple[int, int]
-    entities: tuple[int, int]
-    pairs: tuple[int, int]
+    total: int
+    found: int
 
     def record(self) -> dict[str, Any]:
-        """Return counts, and shares from 0 to 1; the share of nothing is ``None``."""
-        counts = {"arguments": self.arguments, "entities": self.entities, "pairs": self.pairs}
-        return {
-            name: {
-                "found": found,
-                "reference": total,
-                "share": round(found / total, 4) if total else None,
-            }
-            for name, (found, total) in counts.items()
-        }
+        """Return counts and share as JSON-ready values; the share of nothing is ``None``."""
+        share = round(self.found / self.total, 4) if self.total else None
+        return {"total": self.total, "found": self.found, "share": share}
+
+
+def agreement(reference: Sequence[Extracted], found: Sequence[Extracted]) -> dict[str, Share]:
+    """Count how much of a reference extraction another one has too, passage by passage.
+
+    Phrases are compared by their normalised text. ``arguments`` are the subjects and objects of the
+    reference's triples, as often as they occur, and ``entities`` its distinct entities: found if any subject,
+    object or entity of the other extraction is the same phrase, since then the graph has the node in that
+    passage. ``pairs`` are the distinct unordered pairs of subject and object: found if a triple joins them.
+
+    Parameters
+    ----------
+    reference, found : sequence of Extracted
+        The two extractions of the same passages.
+
+    Returns
+    -------
+    dict of str to Share
+        ``arguments``, ``entities``, ``pairs``.
+    """
+    counts = {name: Counter[bool]() for name in ("arguments", "entities", "pairs")}
+    for wanted, given in zip(reference, found, strict=True):
+        pairs = [_pair(triple) for triple in given.triples]
+        nodes = {unicode_phrase(entity) for entity in given.entities}.union(*pairs)
+        wanted_pairs = [_pair(triple) for triple in wanted.triples]
+        ends = [end for pair in wanted_pairs for end in pair if end]
+        entities = {unicode_phrase(entity) for entity in wanted.entities} - {""}
+        joined = {frozenset(pair) for pair in pairs}
+        counts["arguments"].update(end in nodes for end in ends)
+        counts["entities"].update(entity in nodes for entity in entities)
+        counts["pairs"].update(pair in joined for pair in {frozenset(pair) for pair in wanted_pairs})
+    return {name: Share(count.total(), count[True]) for name, count in counts.items()}
+
+
+def _pair(triple: Triple) -> tuple[str, str]:
+    return unicode_phrase(triple.subject), unicode_phrase(triple.object)

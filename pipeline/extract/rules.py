@@ -18,6 +18,7 @@ from spacy.tokens import Doc, Token
 
 from hippoindex.errors import ModelError
 from hippoindex.pipeline.extract.base import Extraction, Passage, Triple
+from hippoindex.pipeline.extract.clauses import clause_triples
 from hippoindex.pipeline.extract.mentions import NAME, NAMED_LABELS, PLACE_LABELS, PROPER_TAGS, Mention
 from hippoindex.pipeline.extract.phrases import (
     BE_FORMS,
@@ -631,6 +632,9 @@ class RulesExtractor:
     ----------
     model : str or Path, optional
         See :func:`open_nlp`.
+    whole_arguments : bool
+        Whether triples are those of :func:`~hippoindex.pipeline.extract.clauses.clause_triples`, instead of
+        the graph's.
 
     Raises
     ------
@@ -638,8 +642,9 @@ class RulesExtractor:
         If the model cannot be used.
     """
 
-    def __init__(self, model: str | Path | None = None) -> None:
+    def __init__(self, model: str | Path | None = None, *, whole_arguments: bool = False) -> None:
         self._nlp = open_nlp(model)
+        self._whole_arguments = whole_arguments
 
     def extract(self, passages: Sequence[Passage]) -> list[Extraction]:
         """Return one extraction per passage, in order.
@@ -650,14 +655,14 @@ class RulesExtractor:
         limit = self._nlp.max_length
         docs = self._nlp.pipe((text for text in texts if len(text) <= limit), batch_size=_BATCH_PASSAGES)
         return [
-            _extraction(next(docs), passage.title) if len(text) <= limit else _too_long(text, limit)
+            self._extraction(next(docs), passage.title) if len(text) <= limit else _too_long(text, limit)
             for text, passage in zip(texts, passages, strict=True)
         ]
 
-
-def _extraction(doc: Doc, title: str) -> Extraction:
-    phrases = NounPhrases(doc, title)
-    return Extraction(entities=entities(phrases), triples=TripleFinder(phrases).find())
+    def _extraction(self, doc: Doc, title: str) -> Extraction:
+        phrases = NounPhrases(doc, title)
+        triples = clause_triples(doc) if self._whole_arguments else TripleFinder(phrases).find()
+        return Extraction(entities=entities(phrases), triples=triples)
 
 
 def _too_long(text: str, limit: int) -> Extraction:

@@ -89,7 +89,12 @@ class ExtractStage:
             model = vllm_fingerprint(self.config.model) if self.config.model else None
             return common | {"fingerprint": llm_fingerprint(self.config, model)}
         model = model_fingerprint(_spacy_model(self.config))
-        return common | {"model": model, "spacy": importlib.metadata.version("spacy")}
+        rules = {"model": model, "spacy": importlib.metadata.version("spacy")}
+        return (
+            common
+            | rules
+            | ({} if self.config.arguments == "names" else {"arguments": self.config.arguments})
+        )
 
     def open(self) -> Process:
         """Load the engine and return the function from passages to extractions.
@@ -112,7 +117,7 @@ class ExtractStage:
             return LlmExtractor(config, functools.partial(open_engine, config, self.workers), log)
         from hippoindex.pipeline.extract.rules import RulesExtractor  # spaCy takes seconds to import
 
-        return RulesExtractor(_spacy_model(config))
+        return RulesExtractor(_spacy_model(config), whole_arguments=config.arguments == "clauses")
 
 
 def _spacy_model(config: ExtractConfig) -> str:

@@ -526,6 +526,59 @@ def tune(
 
 
 @app.command()
+def evaluate_openie(
+    gold: Annotated[
+        Path | None,
+        typer.Option(
+            help="Gold tuples of CaRB: sentence, relation, arguments, separated by tabs.", show_default=False
+        ),
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(help="Passages, as for `hippoindex index`, that --reference is on.", show_default=False),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="OpenIE results on the passages, as HippoRAG writes them.", show_default=False),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; extract.* is used.")] = None,
+    overrides: SetOption = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first sentences and passages.  [default: all]")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file to write.", show_default=False)] = None,
+    require_f1: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Exit with 1 if CaRB's F1 is less, in percent.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure an extraction engine: CaRB scores, agreement with a reference extraction."""
+    from hippoindex.pipeline.artifact import write_json
+    from hippoindex.pipeline.config import load_config
+    from hippoindex.pipeline.display import openie_tables
+    from hippoindex.pipeline.evaluate_openie import evaluate_openie as evaluate_engine
+
+    if require_f1 is not None and gold is None:
+        raise UsageError("--require-f1 needs --gold")
+    settings = load_config(config, overrides or (), corpus__path=corpus or None)
+    report = evaluate_engine(
+        settings.extract,
+        gold=gold,
+        corpus=settings.corpus if corpus else None,
+        reference=reference,
+        limit=limit,
+    )
+    if output is not None:
+        write_json(output, report)
+    if as_json:
+        _print_json(report)
+    else:
+        Console().print(openie_tables(report))
+    if require_f1 is not None and 100 * report["carb"]["f1"] < require_f1:
+        raise ThresholdError(f"CaRB F1 is {100 * report['carb']['f1']:.1f}, required {require_f1}")
+
+
+@app.command()
 def inspect(
     directory: IndexArgument,
     phrase: Annotated[str | None, typer.Option(help="Show a phrase: passages, facts, synonyms.")] = None,
