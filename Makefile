@@ -55,6 +55,7 @@ bench: $(VENV)/.dev  ## Kernel timings with checked results, and the README's ta
 	$(BIN)/python benchmarks/updates.py
 	$(BIN)/python benchmarks/graph_build.py --markdown
 	$(BIN)/python benchmarks/engine_feed.py
+	$(BIN)/python benchmarks/openie.py
 	$(BIN)/python benchmarks/readme_table.py
 
 reproduce: $(VENV)/.dev  ## Measure methods and ablations (HIPPOINDEX_DATA); fail if one is below its record.

@@ -16,7 +16,7 @@ from hippoindex.pipeline.extract.base import Triple
 from hippoindex.pipeline.extract.phrases import RELATIVE_PRONOUNS, SUBJECT_DEPS, is_nominal, is_verb
 
 _VERB_GROUP_DEPS = frozenset({"aux", "auxpass", "neg", "prt"})
-_OBJECT_DEPS = frozenset({"dobj", "attr", "acomp", "oprd", "dative", "ccomp", "pcomp"})
+_OBJECT_DEPS = frozenset({"dobj", "attr", "acomp", "oprd", "dative", "ccomp", "pcomp", "xcomp"})
 _ADJUNCT_DEPS = frozenset({"prep", "agent", "npadvmod", "advmod"})
 _COMPLEMENT_DEPS = _OBJECT_DEPS | _ADJUNCT_DEPS
 _INHERITING_DEPS = frozenset({"conj", "advcl", "xcomp", "pcomp", "ccomp"})
@@ -58,9 +58,8 @@ def _appositions(noun: Token) -> Iterator[Triple]:
 def _clause(verb: Token) -> Iterator[Triple]:
     verbs = _verbs(verb)
     relation = {token for link in verbs for token in _verb_group(link)}
-    complements = {
-        child for link in verbs for child in link.children if child.dep_ in _COMPLEMENT_DEPS
-    }.difference(verbs)
+    complements = {child for link in verbs for child in link.children if _is_complement(child)}
+    complements.difference_update(verbs)
     inside = {child for child in complements if child.dep_ == "advmod" and _stands_in(child, relation)}
     relation.update(token for child in inside for token in child.subtree)
     complements -= inside
@@ -70,8 +69,29 @@ def _clause(verb: Token) -> Iterator[Triple]:
     words -= leading
     after = _text(token for token in words if token.i > verb.i)
     before = _text(token for token in words if token.i < verb.i)
+    gap = _gap(verb)
+    told = [_noun_phrase(gap) if gap is not None else "", after, before]
     for subject in _subjects(verb, _MAX_LIFTS):
-        yield Triple(_noun_phrase(subject), _text(relation), f"{after} {before}".strip())
+        yield Triple(_noun_phrase(subject), _text(relation), " ".join(filter(None, told)))
+
+
+def _is_complement(child: Token) -> bool:
+    return child.dep_ in _COMPLEMENT_DEPS and child.lower_ not in RELATIVE_PRONOUNS
+
+
+def _gap(verb: Token) -> Token | None:
+    """Return the object that stands before a relative clause: the songs in "the songs that Ann wrote"."""
+    children = list(verb.children)
+    if verb.dep_ != "relcl" or not is_nominal(verb.head) or any(child.tag_ == "WRB" for child in children):
+        return None
+    relative = {child.dep_ for child in children if child.lower_ in RELATIVE_PRONOUNS}
+    objects = any(child.dep_ == "dobj" for child in children)
+    prepositions = (child for child in children if child.dep_ == "prep")
+    if any(inner.tag_ in {"WDT", "WP"} for child in prepositions for inner in child.children):
+        return None
+    if relative & SUBJECT_DEPS or (objects and "dobj" not in relative):
+        return None
+    return verb.head if any(child.dep_ == "nsubj" for child in children) else None
 
 
 def _leading_word(complement: Token | None) -> set[Token]:

@@ -25,6 +25,7 @@ Run = Callable[..., Any]
         (["delete"], ["--executor", "--workers", "--address"]),
         (["retrieve"], ["--index", "--queries", "--output", "--method", "--top-k", "--explain", "--address"]),
         (["evaluate"], ["--methods", "--require", "--output", "--json"]),
+        (["evaluate-openie"], ["--gold", "--corpus", "--reference", "--require-f1", "--output", "--json"]),
         (["inspect"], ["--phrase", "--passage", "--verify"]),
         (["models", "fetch"], ["--json"]),
     ],

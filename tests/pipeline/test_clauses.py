@@ -39,6 +39,10 @@ CONSTRUCTIONS = {
         {("The village", "was first mentioned in", "an old letter")},
     ),
     "chain of verbs": ("Jonas wanted to build a boat.", {("Jonas", "wanted to build", "a boat")}),
+    "object that does what follows": (
+        "The owner asked the boys to sing a song.",
+        {("The owner", "asked", "the boys to sing a song")},
+    ),
     "statement": ("The report says that prices rose.", {("The report", "says that", "prices rose")}),
     "coordinated verbs": (
         "The team won the cup and lost the league.",
@@ -47,6 +51,10 @@ CONSTRUCTIONS = {
     "relative clause": (
         "Ines found a tunnel that led to a cave.",
         {("Ines", "found", "a tunnel"), ("a tunnel", "led to", "a cave")},
+    ),
+    "relative clause with its own subject": (
+        "The songs that the old choir sang were lost.",
+        {("the old choir", "sang", "The songs")},
     ),
     "relative clause of a predicate": (
         "Ada Stone is a chemist who works in Oslo.",
