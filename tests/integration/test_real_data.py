@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hippoindex.pipeline.build import build_index
 from hippoindex.pipeline.config import load_config
 from hippoindex.pipeline.retrieve.base import QueryBatch, min_max
 from hippoindex.pipeline.retrieve.engine import Retriever
-from hippoindex.pipeline.retrieve.hipporag import Design, hipporag_seeds
+from hippoindex.pipeline.retrieve.hipporag import HIPPORAG2, Design, hipporag_seeds
 from hippoindex.pipeline.retrieve.seeds import seed_matrix
 
 pytestmark = pytest.mark.slow
