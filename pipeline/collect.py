@@ -97,22 +97,23 @@ def _beside(output: str | Path, *, work: bool) -> Iterator[Garbage]:
         yield from _unreferenced(open_storage(output))
     else:
         yield from _abandoned_folders(output)
+    storage = open_storage(work_url(output))
+    for place in (storage, open_storage(output)) if is_remote(output) else (storage,):
+        for upload in place.remove_stale_uploads(older_than_s=0, dry_run=True):
+            yield Garbage(PART, f"{place.url}/{upload.name}", 0, upload.age_s)
     if work:
-        storage = open_storage(work_url(output))
         for entry in storage.entries():
             if entry.name != LEASE:
                 yield Garbage(WORK, f"{storage.url}/{entry.name}", entry.size_bytes, entry.age_s)
 
 
 def _unreferenced(storage: Storage) -> Iterator[Garbage]:
-    """Yield objects that the manifest does not refer to, and parts of writes that were killed."""
+    """Yield objects that the manifest does not refer to."""
     manifest = storage.read(MANIFEST)
     kept = referenced(manifest.data, f"{storage.url}/{MANIFEST}") if manifest is not None else set()
     for entry in storage.entries():
         if entry.name not in kept:
             yield Garbage(VERSION, f"{storage.url}/{entry.name}", entry.size_bytes, entry.age_s)
-    for upload in storage.remove_stale_uploads(older_than_s=0, dry_run=True):
-        yield Garbage(PART, f"{storage.url}/{upload.name}", 0, upload.age_s)
 
 
 def _abandoned_folders(output: str | Path) -> Iterator[Garbage]:
@@ -131,7 +132,8 @@ def _remove(output: str | Path, garbage: Garbage) -> None:
     if garbage.kind == VERSION and not is_remote(output):
         shutil.rmtree(garbage.name)
         return
-    storage = open_storage(work_url(output) if garbage.kind == WORK else output)
+    work = open_storage(work_url(output))
+    storage = work if garbage.name.startswith(f"{work.url}/") else open_storage(output)
     name = garbage.name.removeprefix(f"{storage.url}/")
     if garbage.kind == PART:
         storage.remove_stale_uploads(name, older_than_s=0)

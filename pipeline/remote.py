@@ -85,7 +85,8 @@ def publish(storage: Storage, folder: Path, held: Content | None) -> None:
 
     _all_at_once(upload, [name for name in names if name not in BESIDE])
     for name in BESIDE:
-        storage.upload(folder / name, names[name])
+        if (folder / name).is_file():
+            storage.upload(folder / name, names[name])
     version = (
         storage.replace(MANIFEST, manifest, held.version) if held else storage.create(MANIFEST, manifest)
     )

@@ -74,6 +74,11 @@ def change(index: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+def test_an_object_store_is_refused_with_what_to_do() -> None:
+    with pytest.raises(UsageError, match="hippoindex copy s3://bucket/index FOLDER"):
+        hippoindex.open("s3://bucket/index")
+
+
 def test_tables_and_arrays_have_the_names_of_the_specification(index: Path) -> None:
     opened = hippoindex.open(index)
     assert opened.tables == ["passages", "phrases", "facts", "synonyms", "quarantine"]

@@ -129,7 +129,11 @@ def open_reader(path: str | Path) -> Reader:
     ArtifactError
         If there is no complete index of this schema version, or a file is missing, has another size, or lies
         outside the index.
+    UsageError
+        If it is the URL of an object store.
     """
+    if "://" in str(path):
+        raise UsageError(f"Only folders are read here. Fetch the index first: hippoindex copy {path} FOLDER")
     folder = Path(path)
     manifest = load_manifest(folder)
     check_sizes(folder, manifest["files"])
