@@ -100,7 +100,7 @@ def test_refresh_makes_the_index_that_a_build_with_that_damping_makes(
     assert digests(copy) == digests(built)
     open_index(copy).verify()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["built", "index"]
-    found = answer_queries(copy, sample / "questions.jsonl")
+    found = answer_queries(copy, sample / "questions.jsonl", method="hipporag2")
     assert found.summary()["solver"] == "push to 1e-08, passages precomputed"
 
 
