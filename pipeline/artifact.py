@@ -433,6 +433,11 @@ class TableWriter:
         while self._n_waiting >= ROWS_PER_FILE:
             self._write(ROWS_PER_FILE)
 
+    def flush(self) -> None:
+        """Begin to write what is left, after which nothing may be appended; the end of ``with`` waits for it."""
+        if self._n_waiting:
+            self._write(self._n_waiting)
+
     def _write(self, n_rows: int) -> None:
         table = pa.concat_tables([self._schema.empty_table(), *self._waiting])
         part = table.slice(0, n_rows).combine_chunks()  # else bytes depend on how it was made

@@ -270,8 +270,10 @@ class _Merger:
 
     def finish(self) -> Resolution:
         """Write the tables and arrays."""
-        ids = self._write_phrases()
-        n_facts, n_triples = self._write_facts(ids)
+        with artifact.TableWriter(self._folder / "phrases", schemas.PHRASE) as phrases:
+            ids = self._write_phrases(phrases)
+            phrases.flush()
+            n_facts, n_triples = self._write_facts(ids)
         pa.default_memory_pool().release_unused()
         names: dict[str, Any] = {
             file.relative_to(self._folder).as_posix(): {}
@@ -281,12 +283,11 @@ class _Merger:
         tables = Reader(self._folder, {"files": names})
         return Resolution(tables, len(ids), n_facts, len(self._passage_ids), n_triples)
 
-    def _write_phrases(self) -> NDArray[np.uint64]:
+    def _write_phrases(self, table: artifact.TableWriter) -> NDArray[np.uint64]:
         """Write phrases and the occurrence matrix; return the phrases' ids."""
         ids = [np.empty(0, np.uint64)]
         folder = self._folder / "occurrence"
         with ExitStack() as stack:
-            table = stack.enter_context(artifact.TableWriter(self._folder / "phrases", schemas.PHRASE))
             indptr, indices, counts = (
                 stack.enter_context(artifact.ArrayWriter(folder / f"{name}.npy", dtype))
                 for name, dtype in (("indptr", np.int64), ("indices", np.int32), ("counts", np.int32))
