@@ -91,7 +91,7 @@ def groups(sorted_ids: NDArray[np.uint64], order: NDArray[np.int64]) -> Groups:
     return Groups(*_groups(sorted_ids, order))
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _groups(
     sorted_ids: NDArray, order: NDArray
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -111,7 +111,7 @@ def _groups(
     return ids, firsts, others, first_of_others
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def cells(
     sorted_ids: NDArray[np.uint64], passages: NDArray[np.int32], counts: NDArray[np.int32]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]:
@@ -147,7 +147,7 @@ def _shift(span: int, count: int) -> np.uint64:
     return np.uint64(max(0, span.bit_length() - buckets.bit_length()))
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _order(ids: NDArray, least: np.uint64, shift: np.uint64) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     ends = _bucket_starts(ids, least, shift)
     free = ends[:-1].copy()
@@ -162,7 +162,7 @@ def _order(ids: NDArray, least: np.uint64, shift: np.uint64) -> tuple[NDArray[np
     return order, placed
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _sort_bucket(order: NDArray, ids: NDArray) -> None:
     """Sort by id, stable: few by insertion, many by merging."""
     if ids.shape[0] > SHORT_BUCKET:
@@ -181,7 +181,7 @@ def _sort_bucket(order: NDArray, ids: NDArray) -> None:
         ids[free] = moved
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _bucket_starts(ids: NDArray, least: np.uint64, shift: np.uint64) -> NDArray[np.int64]:
     n_buckets = np.int64((ids.max() - least) >> shift) + 1
     starts = np.zeros(n_buckets + 1, np.int64)
@@ -204,7 +204,7 @@ def _ranks(
     return places
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _rank(sorted_ids: NDArray, starts: NDArray, least: np.uint64, shift: np.uint64, wanted: np.uint64) -> int:
     if wanted < least or wanted > sorted_ids[-1]:
         return -1

@@ -434,7 +434,7 @@ class TableWriter:
             self._write(ROWS_PER_FILE)
 
     def flush(self) -> None:
-        """Begin to write what is left, after which nothing may be appended; the end of ``with`` waits for it."""
+        """Begin to write what is left; nothing may be appended then, and the end of ``with`` waits for it."""
         if self._n_waiting:
             self._write(self._n_waiting)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -235,8 +236,13 @@ class _Merger:
         mentions = {name: _dense(table[name]) for name in ("phrase_ids", "phrases", "counts", "facts")}
         ids, texts, counts, facts = (values.flatten() for values in mentions.values())
         holders = pc.list_parent_indices(mentions["phrase_ids"]).to_numpy() + first_passage
-        self._phrases.add(ids.to_numpy(), holders.astype(np.int32), counts.to_numpy(), [texts])
-        holders = pc.list_parent_indices(mentions["facts"]).to_numpy() + first_passage
+        with ThreadPoolExecutor(1) as beside:
+            adding = beside.submit(self._add_facts, mentions["facts"], facts, first_passage)
+            self._phrases.add(ids.to_numpy(), holders.astype(np.int32), counts.to_numpy(), [texts])
+            adding.result()
+
+    def _add_facts(self, lists: pa.Array, facts: pa.StructArray, first_passage: int) -> None:
+        holders = pc.list_parent_indices(lists).to_numpy() + first_passage
         values = [facts.field(name) for name in _FACT_COLUMNS]
         once = np.ones(len(facts), np.int32)
         self._facts.add(facts.field("fact_id").to_numpy(), holders.astype(np.int32), once, values)
