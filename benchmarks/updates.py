@@ -5,8 +5,8 @@
 
 Builds an index of 99 % of a corpus from HIPPOINDEX_DATA with the defaults of a laptop, runs the same command
 again, appends the last 1 %, and deletes that again: the files must then be those of the build (where synonyms
-are found by lists, which may find other pairs, all but those that pairs decide). Every step is a command of its
-own, start and end of the process included. Exits with 1 if the files differ or a goal is missed.
+are found by lists, which may find other pairs, all files but those that pairs decide). Every step is a command
+of its own, start and end of the process included. Exits with 1 if the files differ or a goal is missed.
 """
 
 from __future__ import annotations

@@ -161,9 +161,7 @@ def test_a_replaced_version_stays_readable_until_it_is_collected(
         n: d for n, d in expected.items() if n != "manifest.json"
     }
     assert held.passages.num_rows == 3, "a reader of the old version keeps it"
-    assert remote.referenced(first, url) <= objects(url), (
-        "its objects stay for those that fetch it now"
-    )
+    assert remote.referenced(first, url) <= objects(url), "its objects stay for those that fetch it now"
     delete(url, ["sele"])
     assert open_index(url).passages["passage_id"].to_pylist() == ["mill", "vane", "calder"]
     assert collect(url) == [], "what is young stays"
