@@ -4,9 +4,9 @@
     python benchmarks/updates.py --quick    # 600 passages
 
 Builds an index of 99 % of a corpus from HIPPOINDEX_DATA with the defaults of a laptop, runs the same command
-again, appends the last 1 %, and deletes that again: the files must then be those of the build (where synonyms
-are found by lists, which may find other pairs, all files but those that pairs decide). Every step is a command
-of its own, start and end of the process included. Exits with 1 if the files differ or a goal is missed.
+again, appends the last 1 %, and deletes that again: the files must then be those of the build (all but those
+that synonyms decide, where these are found by lists, which may find other pairs). Every step is a command of
+its own, start and end of the process included. Exits with 1 if the files differ or a goal is missed.
 """
 
 from __future__ import annotations
