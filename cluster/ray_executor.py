@@ -152,6 +152,7 @@ class RayExecutor:
         self._connect()
         dumps = self._ray.cloudpickle.dumps  # unlike pickle it can send what __main__ defines
         payload = pickled(factory, "The worker factory", dumps)
+        self._check_gpus(resources)
         pool: _ActorPool[T] = _ActorPool(self._ray, payload, resources, self._limits)
         waiting = TaskQueue(tasks, self._limits)
         head = _Head(self._head_address())
@@ -182,6 +183,17 @@ class RayExecutor:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         room = max(1, sum(_room(node, resources) for node in nodes))
         return room if self._workers is None else min(room, self._workers)
+
+    def _check_gpus(self, resources: Resources) -> None:
+        """Refuse a worker whose GPUs no node has, if some node has any; otherwise one with more may come."""
+        gpus = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
+        if 0 < max(gpus, default=0) < resources.num_gpus:
+            raise ExecutorError(
+                f"A worker needs {resources.num_gpus:g} GPUs of one node, and no node of the cluster has "
+                f"more than {max(gpus):g}. One engine cannot be spread over nodes: lower "
+                "vllm.tensor_parallel x vllm.pipeline_parallel, or start a server over several nodes and "
+                "ask it with the engine openai"
+            )
 
     def _head_address(self) -> str:
         if self._address is not None and self._address.startswith("ray://"):

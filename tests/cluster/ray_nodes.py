@@ -91,8 +91,8 @@ class Cluster:
         self.nodes.append(Node(*arguments, log=log, **environment))
         return self.nodes[-1]
 
-    def add_node(self, **environment: str) -> Node:
-        return self._add(f"--address={self.address}", "--num-cpus=1", **environment)
+    def add_node(self, *arguments: str, **environment: str) -> Node:
+        return self._add(f"--address={self.address}", "--num-cpus=1", *arguments, **environment)
 
     def remove(self) -> None:
         for node in reversed(self.nodes):

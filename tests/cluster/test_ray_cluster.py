@@ -50,7 +50,7 @@ def cluster() -> Iterator[ray_nodes.Cluster]:
     authentication_token_setup._enable_token_auth()
     made = ray_nodes.Cluster()
     try:
-        made.add_node()
+        made.add_node("--num-gpus=1")  # Ray takes our word for it
         yield made
     finally:
         made.remove()
@@ -76,6 +76,11 @@ def in_background(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
     return thread
+
+
+def test_more_gpus_than_any_node_has_are_refused_at_once(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
+    with pytest.raises(ExecutorError, match=r"needs 2 GPUs of one node, and no node .* more than 1"):
+        run(cluster, make_tasks(1, "gather"), Resources(num_gpus=2))
 
 
 def test_a_node_that_comes_during_the_run_is_used(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
