@@ -86,7 +86,7 @@ class SimulatedEngine:
 
     def __init__(self, slots: int, answers: dict[str, tuple[str, str]]) -> None:
         self.slots = slots
-        self.gpus = 0
+        self.gpus, self.gpu_hour_usd = 0, None
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.history: list[tuple[float, int]] = [(0.0, 0)]
         self._answers = answers

@@ -36,8 +36,9 @@ from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
 from hippoindex.pipeline.extract.stage import ExtractStage
 from hippoindex.pipeline.finished import difference
 from hippoindex.pipeline.graph import EdgeCounts, build_graph
-from hippoindex.pipeline.llm.accounting import language_model_stats
+from hippoindex.pipeline.llm.accounting import LiveUsage, language_model_stats, stage_usage
 from hippoindex.pipeline.merge import Resolution, merge
+from hippoindex.pipeline.overlap import meanwhile, on_other_devices
 from hippoindex.pipeline.precompute import precompute
 from hippoindex.pipeline.preflight import preflight
 from hippoindex.pipeline.progress import Advance, Monitor
@@ -320,7 +321,11 @@ class Run:
             "passages_per_s": round(manifest.counts.passages / seconds_s, 2),
             "peak_memory_bytes": peak_memory_bytes,
             "stages": [
-                {**asdict(time), "items_per_s": round(time.items / max(time.seconds_s, 1e-9), 2)}
+                {
+                    **asdict(time),
+                    "items_per_s": round(time.items / max(time.seconds_s, 1e-9), 2),
+                    **stage_usage(self.store.storage, time.name),
+                }
                 for time in self.store.monitor.times
             ],
             **self.effort,
@@ -401,8 +406,11 @@ class Run:
     def _extract(self, made: list[Shard]) -> tuple[list[Shard], list[Shard]]:
         """Extract; return the shards of the passages that are kept, and of what was found in them."""
         workers = max(1, min(self.executor.workers, len(made)))
-        stage = ExtractStage(self.config.extract, workers, usage=self.store.storage)
-        extractions = self.store.run(self.executor, stage, "passages", made)
+        storage, config = self.store.storage, self.config.extract
+        stage = ExtractStage(config, workers, usage=storage)
+        note = LiveUsage(storage, stage.name) if config.engine in ("openai", "vllm") else None
+        with self._embedding_meanwhile(made):
+            extractions = self.store.run(self.executor, stage, "passages", made, note)
         kept = [self._keep(*pair) for pair in zip(made, extractions, strict=True)]
         self._check_quarantine("passages", _n_rows(made) - _n_rows(kept), _n_rows(made))
         missing = column(extractions, "missing")
@@ -412,6 +420,27 @@ class Run:
                 "their text; is this the extraction of another corpus?"
             )
         return kept, extractions
+
+    @contextmanager
+    def _embedding_meanwhile(self, made: list[Shard]) -> Iterator[None]:
+        """Embed passages while they are extracted, as far as that gets, if it takes nothing from it.
+
+        They are cut into the same shards as by :meth:`embed`, but for those that lose a passage.
+        """
+        if not (self.config.cluster.overlap and on_other_devices(self.config.extract, self.config.embed)):
+            yield
+            return
+        stage = EmbedStage(self.config.embed)
+        shards = self._passage_shards(texts for shard in made for texts in _passage_texts(shard.read()))
+        with meanwhile(stage, self.store.pending(stage, shards)) as done:
+            yield
+        log.info("embedded during extraction", shards=len(done))
+
+    def _passage_shards(self, texts: Iterable[pa.Array]) -> Iterator[Shard]:
+        """Write texts of passages as shards that end where the shards of passages end."""
+        for piece in texts:
+            table = pa.table([piece], schema=TEXT)
+            yield from self.store.write_slices(table, self.config.cluster.shard_passages)
 
     def _keep(self, passages: Shard, extraction: Shard) -> Shard:
         """Leave out the passages of a shard that could not be extracted."""
@@ -428,13 +457,12 @@ class Run:
             "phrases": (phrases["phrase_id"], phrases["phrase"].chunks),
             "facts": (parts.resolution.fact_ids, parts.resolution.fact_texts()),
         }
-        stage, cluster = EmbedStage(self.config.embed), self.config.cluster
-        sizes = dict.fromkeys(texts, cluster.shard_texts) | {"passages": cluster.shard_passages}
+        stage = EmbedStage(self.config.embed, usage=self.store.storage)
         places = {kind: self._places(kind, ids) for kind, (ids, _) in texts.items()}
-        inputs = {
-            kind: self.store.write_column(_chosen(values, places[kind] < 0), TEXT, sizes[kind])
-            for kind, (_, values) in texts.items()
-        }
+        new = {kind: _chosen(values, places[kind] < 0) for kind, (_, values) in texts.items()}
+        inputs = {"passages": list(self._passage_shards(new["passages"]))}
+        for kind in ("phrases", "facts"):
+            inputs[kind] = self.store.write_column(new[kind], TEXT, self.config.cluster.shard_texts)
         shards = iter(
             self.store.run(self.executor, stage, "texts", [s for kind in inputs for s in inputs[kind]])
         )

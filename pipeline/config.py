@@ -81,6 +81,8 @@ class VllmConfig(Section):
     enforce_eager: bool = False
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
+    gpu_hour_usd: float | None = Field(default=None, ge=0)
+    """What an hour of one GPU costs; ``None`` takes the price of ``configs/gpus.yaml`` for its kind."""
 
     @property
     def gpus(self) -> int:
@@ -195,6 +197,7 @@ _VLLM_EFFORT = {
     "gpu_memory_utilization",
     "enforce_eager",
     "trust_remote_code",
+    "gpu_hour_usd",
 }
 _EXTRACT_EFFORT: dict[str, Any] = {
     **dict.fromkeys(
@@ -388,6 +391,8 @@ class ClusterConfig(Section):
     """A worker that takes longer over a shard is killed and counts as lost; ``None`` is no limit."""
     shard_passages: int = Field(default=256, ge=1)
     shard_texts: int = Field(default=4096, ge=1)
+    overlap: bool = True
+    """Whether passages are embedded while a language model extracts, where that takes nothing from it."""
 
     def limits(self) -> Limits:
         """Return how often a shard may lose its worker, and how long it may take."""

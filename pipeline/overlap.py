@@ -1,18 +1,25 @@
-"""Several shards at once in one worker, for stages whose engine would run empty at the end of each shard.
+"""Work that overlaps: several shards at once in one worker, and two stages at once.
 
+Several shards are for stages whose engine would run empty at the end of each shard.
 A worker is given a group of shards instead of one. Each shard is recorded as soon as it is done, so a worker
 that is lost costs what it was at, and not its group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from hippoindex.cluster.ledger import Ledger
+from hippoindex.pipeline.config import EmbedConfig, ExtractConfig
 from hippoindex.pipeline.stage import ShardRunner, ShardTask, Stage
+
+_log = structlog.get_logger("hippoindex")
 
 #: Groups that each worker gets, if there are shards enough: so that all workers end at about the same time.
 _GROUPS_PER_WORKER = 4
@@ -102,3 +109,56 @@ class GroupRunner:
                 outcomes.put(error)
                 return
             outcomes.put(None)
+
+
+@contextlib.contextmanager
+def meanwhile(stage: Stage, tasks: Iterable[ShardTask]) -> Iterator[list[ShardTask]]:
+    """Run a stage in a thread of this process while the block runs. It begins no shard after the block.
+
+    What is done is recorded, so the stage's own run finds it. An error ends the thread and is logged; the
+    stage's own run will meet it again, and raise it.
+
+    Parameters
+    ----------
+    stage : Stage
+    tasks : iterable of ShardTask
+        Taken in the thread, one by one.
+
+    Yields
+    ------
+    list of ShardTask
+        Those that are done; it grows.
+    """
+    ended, done = threading.Event(), list[ShardTask]()
+
+    def work() -> None:
+        try:
+            runner: ShardRunner | None = None
+            for task in tasks:
+                if ended.is_set():
+                    return
+                runner = runner or ShardRunner(stage)
+                runner(task)
+                done.append(task)
+        except Exception as error:  # noqa: BLE001 - see above
+            _log.warning("a stage that ran ahead has stopped", stage=stage.name, error=str(error))
+
+    thread = threading.Thread(target=work, name=f"{stage.name}-ahead", daemon=True)
+    thread.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        thread.join()
+
+
+def on_other_devices(extract: ExtractConfig, embed: EmbedConfig) -> bool:
+    """Return whether this process can embed and take nothing from extraction.
+
+    That is a language model at an endpoint or on GPUs, and an encoder on the CPU or at another endpoint.
+    """
+    if not (extract.engine == "openai" or (extract.engine == "vllm" and extract.vllm.gpus)):
+        return False
+    if embed.engine == "openai":
+        return extract.engine == "vllm" or extract.base_url != embed.base_url
+    return embed.engine == "onnx"

@@ -62,6 +62,11 @@ def check_language_model(config: ExtractConfig | ReaderConfig, *, here: bool = T
             f"{section}.engine={config.engine} needs the name of the model that is to be asked: "
             f"--set {section}.model=NAME"
         )
+    if config.engine == "vllm" and (config.max_usd is not None or config.price_usd is not None):
+        raise UsageError(
+            f"{section}.max_usd and {section}.price_usd are for endpoints, which are paid by the token. With "
+            f"{section}.engine=vllm US dollars are GPU hours: set {section}.vllm.gpu_hour_usd"
+        )
     if config.max_usd is not None and config.price_usd is None:
         raise UsageError(
             f"A spend limit ({section}.max_usd) needs the endpoint's prices: set {section}.price_usd"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +22,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from hippoindex.errors import HippoIndexError
+
 log = structlog.get_logger("hippoindex")
 
 Advance = Callable[[float], None]
+Note = Callable[[], str]
+"""Says in a few words what a stage is using."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,20 @@ class Monitor:
     ----------
     console : rich.console.Console, optional
         Where the display goes; by default standard error. A live display is only shown on a terminal.
+    note_interval_s, log_interval_s : float
+        How often the display, and without one the log, tells what a stage is using.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, *, note_interval_s: float = 5.0, log_interval_s: float = 60.0
+    ) -> None:
         self._console = console or Console(stderr=True)
+        self._note_interval_s = note_interval_s
+        self._log_interval_s = log_interval_s
         self.times: list[StageTime] = []
 
     @contextmanager
-    def stage(self, name: str, items: int, unit: str) -> Iterator[Advance]:
+    def stage(self, name: str, items: int, unit: str, note: Note | None = None) -> Iterator[Advance]:
         """Time a stage; call what is yielded with the number of items just finished.
 
         Parameters
@@ -60,6 +71,8 @@ class Monitor:
             Items to do; 0 if not known beforehand.
         unit : str
             What an item is, in the plural.
+        note : callable, optional
+            Asked now and then, in a thread of its own, for what is told beside the progress.
         """
         started = time.perf_counter()
         done = 0.0
@@ -70,19 +83,52 @@ class Monitor:
 
         if self._console.is_terminal:
             with _display(self._console) as progress:
-                task = progress.add_task(name, total=items or None)
+                task = progress.add_task(name, total=items or None, note="")
 
                 def advance(number: float) -> None:
                     count(number)
                     progress.advance(task, number)
 
-                yield advance
+                def show(text: str) -> None:
+                    progress.update(task, note=text)
+
+                with _noted(name, note, show, self._note_interval_s):
+                    yield advance
         else:
-            yield count
+
+            def tell(text: str) -> None:
+                log.info("stage at work", stage=name, done=round(done), items=items, unit=unit, uses=text)
+
+            with _noted(name, note, tell, self._log_interval_s):
+                yield count
         total = items or round(done)
         took = StageTime(name, time.perf_counter() - started, total, unit)
         self.times.append(took)
         log.info("stage done", stage=name, items=total, unit=unit, seconds=round(took.seconds_s, 2))
+
+
+@contextmanager
+def _noted(stage: str, note: Note | None, tell: Callable[[str], None], interval_s: float) -> Iterator[None]:
+    """Tell a note every so many seconds while the block runs."""
+    if note is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(interval_s):
+            try:
+                tell(note())
+            except HippoIndexError as error:
+                log.warning("it cannot be seen what the stage is using", stage=stage, error=str(error))
+
+    thread = threading.Thread(target=work, name=f"note-{stage}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _display(console: Console) -> Progress:
@@ -94,6 +140,7 @@ def _display(console: Console) -> Progress:
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
         console=console,
         transient=True,
     )

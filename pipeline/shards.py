@@ -23,7 +23,7 @@ from hippoindex.cluster.executor import ONE_CORE, Executor
 from hippoindex.cluster.ledger import Ledger, Output
 from hippoindex.cluster.storage import Storage
 from hippoindex.pipeline.overlap import GroupRunner, grouped, shards_in_flight
-from hippoindex.pipeline.progress import Monitor
+from hippoindex.pipeline.progress import Monitor, Note
 from hippoindex.pipeline.stage import (
     QUARANTINE,
     ROWS,
@@ -136,7 +136,22 @@ class ShardStore:
         starts = range(0, table.num_rows, size)
         return [self.write(table.slice(start, size).combine_chunks()) for start in starts]
 
-    def run(self, executor: Executor, stage: Stage, unit: str, shards: Sequence[Shard]) -> list[Shard]:
+    def pending(self, stage: Stage, shards: Iterable[Shard]) -> Iterator[ShardTask]:
+        """Yield the units of work of a stage that are not recorded when this begins, one by one."""
+        done = Ledger(self.storage, stage.name).done()
+        for number, shard in enumerate(shards):
+            key = completion_key(stage, shard.sha256)
+            if key not in done:
+                yield ShardTask(number, self.storage, shard.name, key)
+
+    def run(
+        self,
+        executor: Executor,
+        stage: Stage,
+        unit: str,
+        shards: Sequence[Shard],
+        note: Note | None = None,
+    ) -> list[Shard]:
         """Run a stage over shards.
 
         Parameters
@@ -146,6 +161,8 @@ class ShardStore:
         unit : str
             What a row is, in the plural.
         shards : sequence of Shard
+        note : callable, optional
+            See :meth:`hippoindex.pipeline.progress.Monitor.stage`.
 
         Returns
         -------
@@ -159,7 +176,7 @@ class ShardStore:
             rows[key] += shard.n_rows
         names = {key: shard.name for key, shard in zip(keys, shards, strict=True)}
         pending = ledger.missing(names)
-        with self.monitor.stage(stage.name, rows.total(), unit) as advance:
+        with self.monitor.stage(stage.name, rows.total(), unit, note) as advance:
             if len(pending) < len(names):
                 log.info("shards found done", stage=stage.name, done=len(names) - len(pending))
             advance(rows.total() - sum(rows[key] for key in pending))

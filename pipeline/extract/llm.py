@@ -108,14 +108,14 @@ class LlmExtractor:
     open_engine : callable
         Opens the engine; awaited on the event loop on which it is used.
     log : UsageLog, optional
-        Where the usage of every shard is left.
+        Where the usage is left.
     loop : LoopThread, optional
         By default one of its own.
 
     Attributes
     ----------
     usage : Usage
-        Sums so far.
+        Sums so far, shards that are in work included.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class LlmExtractor:
     ) -> None:
         self.usage = Usage()
         self._config = config
+        self._repairs_told = 0
         self._prompts = load_prompts(config.prompts)
         self._price = price_of(config)
         self._log = log
@@ -154,35 +155,35 @@ class LlmExtractor:
 
     async def extract_async(self, passages: Sequence[Passage]) -> list[Extraction]:
         """Do the same on the engine's event loop."""
-        usage = Usage(passages=len(passages))
         if not self._shards:
             self._counted_until_s = time.perf_counter()
         self._shards += 1
         try:
-            extractions = await run_all(self._passage(passage, usage) for passage in passages)
+            extractions = await run_all(map(self._passage, passages))
             for extraction in extractions:
-                usage.rejected.update(item.reason for item in extraction.rejected)
+                self.usage.rejected.update(item.reason for item in extraction.rejected)
         finally:
             self._shards -= 1
-            self._count_time(usage)
-            self.usage.add(usage)
-            if self._log is not None:
-                self._log.write(usage)
-        if usage.repaired:
-            _LOG.warning("%d answers were JSON only after a repair", usage.repaired)
+            self._leave_usage()
+        repaired = self.usage.repaired - self._repairs_told
+        if repaired:
+            self._repairs_told += repaired
+            _LOG.warning("%d answers were JSON only after a repair", repaired)
         return extractions
 
-    def _count_time(self, usage: Usage) -> None:
-        """Count the time since a shard was last begun at rest, or ended: together they are what went by."""
+    def _leave_usage(self) -> None:
+        """Count the time since it was last counted, in which a shard was in work, and leave the sums."""
         now_s = time.perf_counter()
-        usage.seconds_s = round(now_s - self._counted_until_s, 6)
-        usage.gpu_s = usage.seconds_s * self._engine.gpus
+        self.usage.count_time(now_s - self._counted_until_s, self._engine.gpus, self._engine.gpu_hour_usd)
         self._counted_until_s = now_s
+        if self._log is not None:
+            self._log.write(self.usage)
 
-    async def _passage(self, passage: Passage, usage: Usage) -> Extraction:
+    async def _passage(self, passage: Passage) -> Extraction:
         spans = self._spans(passage.text)
-        usage.split += len(spans) > 1
-        parts = await run_all(self._part(passage, span, usage) for span in spans)
+        self.usage.split += len(spans) > 1
+        parts = await run_all(self._part(passage, span) for span in spans)
+        self.usage.passages += 1
         return _merge([part for found in parts for part in found])
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
@@ -194,7 +195,7 @@ class LlmExtractor:
         return chunk_spans(text, limit, self._config.passage_overlap_tokens, tokens)
 
     async def _part(
-        self, passage: Passage, span: tuple[int, int], usage: Usage, halvings: int = 0, last: bool = False
+        self, passage: Passage, span: tuple[int, int], halvings: int = 0, last: bool = False
     ) -> list[_Part]:
         """Ask about a part of a passage, or about its halves where that is too much."""
         part = _Part(passage.title, passage.text[slice(*span)], *span, last=last)
@@ -202,12 +203,12 @@ class LlmExtractor:
         tokens = len(self._engine.token_spans(part.text))
         try:
             async with self._feed.admitted(int(tokens * (1 + _ANSWER_SHARE))):
-                await self._converse(part, usage)
+                await self._converse(part)
         except _TooMuchError as error:
-            usage.split += not halvings
+            self.usage.split += not halvings
             shift = part.start
             parts = await run_all(
-                self._part(passage, (shift + start, shift + end), usage, halvings + 1, error.last)
+                self._part(passage, (shift + start, shift + end), halvings + 1, error.last)
                 for start, end in error.halves
             )
             return [half for found in parts for half in found]
@@ -217,16 +218,16 @@ class LlmExtractor:
                 part.answers.append(error.raw)
         return [part]
 
-    async def _converse(self, part: _Part, usage: Usage) -> None:
+    async def _converse(self, part: _Part) -> None:
         """Fill a part with what the model finds in its text."""
         text = f"{part.title}\n{part.text}" if part.title else part.text
         try:
             if self._config.mode == "joint":
-                await self._ask(part, self._prompts.ask_both(text), ("entities", "triples"), usage)
+                await self._ask(part, self._prompts.ask_both(text), ("entities", "triples"))
                 return
             conversation = self._prompts.ask_entities(text)
-            first = await self._ask(part, conversation, ("entities",), usage)
-            await self._ask(part, self._prompts.ask_triples(conversation, first.text), ("triples",), usage)
+            first = await self._ask(part, conversation, ("entities",))
+            await self._ask(part, self._prompts.ask_triples(conversation, first.text), ("triples",))
         except PromptTooLongError:
             halves = self._halves(part.text)
             if len(halves) < 2 or not part.may_be_halved:
@@ -237,8 +238,8 @@ class LlmExtractor:
         tokens = self._engine.token_spans(text)
         return chunk_spans(text, -(-len(tokens) // 2), 0, tokens) if len(tokens) > 1 else []
 
-    async def _ask(self, part: _Part, messages: list[Message], keys: tuple[str, ...], usage: Usage) -> Answer:
-        answer = await self._answer(part, messages, keys, usage)
+    async def _ask(self, part: _Part, messages: list[Message], keys: tuple[str, ...]) -> Answer:
+        answer = await self._answer(part, messages, keys)
         if answer.cut and not part.last and part.may_be_halved and len(sentence_spans(part.text)) > 1:
             raise _TooMuchError(self._halves(part.text), last=True)
         part.cut = part.cut or answer.cut
@@ -246,9 +247,7 @@ class LlmExtractor:
             getattr(part, key).extend(answer.lists[key])
         return answer
 
-    async def _answer(
-        self, part: _Part, messages: list[Message], keys: tuple[str, ...], usage: Usage
-    ) -> Answer:
+    async def _answer(self, part: _Part, messages: list[Message], keys: tuple[str, ...]) -> Answer:
         """Ask until there is an answer, whole or, at twice the usual length, cut."""
         longest, invalid = self._config.max_output_tokens, 0
         cut: Answer | None = None
@@ -261,14 +260,14 @@ class LlmExtractor:
                 schema=answer_schema(*keys),
             )
             try:
-                response = await self._complete(part, request, usage)
+                response = await self._complete(part, request)
             except PromptTooLongError:
                 if cut is None:
                     raise
                 return cut  # there is no room for a longer answer
             what = " and ".join(keys)
             if response.finish_reason == "length":
-                usage.cut += 1
+                self.usage.cut += 1
                 if cut is not None:
                     return salvage_answer(response.text, keys)
                 cut = salvage_answer(response.text, keys)
@@ -277,17 +276,19 @@ class LlmExtractor:
                 raise _FailedPartError(f"the answer with the {what} was cut by the server's content filter")
             answer = read_answer(response.text, keys)
             if answer is not None:
-                usage.repaired += answer.repaired
+                self.usage.repaired += answer.repaired
                 return answer
             invalid += 1
-            usage.invalid += 1
+            self.usage.invalid += 1
             if invalid == self._config.max_attempts:
                 lists = " and ".join(f'"{key}"' for key in keys)
                 raise _FailedPartError(f"the answer is not a JSON object with a list {lists}")
 
-    async def _complete(self, part: _Part, request: ChatRequest, usage: Usage) -> ChatResponse:
+    async def _complete(self, part: _Part, request: ChatRequest) -> ChatResponse:
         response = await self._engine.complete(request)
-        usage.count(response, self._price)
+        self.usage.count(response, self._price)
+        if self._log is not None and self._log.due:
+            self._leave_usage()
         part.answers.append(response.text)
         return response
 

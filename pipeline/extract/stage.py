@@ -113,7 +113,7 @@ class ExtractStage:
             return ImportedExtractor(_import_path(config))
         if config.engine in ("openai", "vllm"):
             llm_fingerprint(config)  # refuses what is not set before anything is opened
-            log = None if self.usage is None else UsageLog(self.usage)
+            log = None if self.usage is None else UsageLog(self.usage, self.name)
             return LlmExtractor(config, functools.partial(open_engine, config, self.workers), log)
         from hippoindex.pipeline.extract.rules import RulesExtractor  # spaCy takes seconds to import
 

@@ -97,10 +97,13 @@ class ChatEngine(Protocol):
         Conversations to have begun at once, so that it is never idle.
     gpus : int
         That it occupies here.
+    gpu_hour_usd : float or None
+        What an hour of one of them costs, where that is known.
     """
 
     slots: int
     gpus: int
+    gpu_hour_usd: float | None
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         """Return a completion.

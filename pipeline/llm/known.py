@@ -1,10 +1,10 @@
-"""Models that are known by name (``configs/models.yaml``)."""
+"""Models and GPUs that are known by name (``configs/models.yaml``, ``configs/gpus.yaml``)."""
 
 from __future__ import annotations
 
 import functools
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
 import yaml
@@ -50,11 +50,41 @@ class KnownModels(Section):
     encoders: dict[str, KnownEncoder]
 
 
+class KnownGpu(Section):
+    """A kind of GPU."""
+
+    device: str
+    """The word of the driver's name for it that tells it from others."""
+    memory_gb: int = pydantic.Field(ge=1)
+    hour_usd: float = pydantic.Field(ge=0)
+    """US dollars for an hour of one."""
+
+
+class _KnownGpus(Section):
+    gpus: dict[Gpu, KnownGpu]
+
+
 @functools.cache
 def known_models() -> KnownModels:
     """Read ``configs/models.yaml``."""
-    text = (resources.files("hippoindex") / "configs" / "models.yaml").read_text(encoding="utf-8")
-    return KnownModels.model_validate(yaml.safe_load(text))
+    return KnownModels.model_validate(_read("models.yaml"))
+
+
+@functools.cache
+def known_gpus() -> dict[Gpu, KnownGpu]:
+    """Read ``configs/gpus.yaml``."""
+    return _KnownGpus.model_validate(_read("gpus.yaml")).gpus
+
+
+def known_gpu(device_name: str) -> KnownGpu | None:
+    """Return the kind of a GPU by the driver's name for it, such as ``NVIDIA H100 80GB HBM3``."""
+    words = device_name.split()
+    return next((gpu for gpu in known_gpus().values() if gpu.device in words), None)
+
+
+def _read(name: str) -> Any:
+    text = (resources.files("hippoindex") / "configs" / name).read_text(encoding="utf-8")
+    return yaml.safe_load(text)
 
 
 def with_known(config: EmbedConfig) -> EmbedConfig:

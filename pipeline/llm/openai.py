@@ -50,6 +50,7 @@ class OpenAIEngine:
         Twice ``settings.concurrency``: a conversation that waits to be tried again leaves no request out.
     gpus : int
         0: those of a server are not ours.
+    gpu_hour_usd : None
 
     Raises
     ------
@@ -73,6 +74,7 @@ class OpenAIEngine:
                 "for a million tokens"
             )
         self.gpus = 0
+        self.gpu_hour_usd: float | None = None
         self.slots = 2 * settings.concurrency
         self._model = settings.model
         self._endpoint = Endpoint(settings)

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import logging
 import os
 import time
 from dataclasses import asdict
@@ -20,11 +21,14 @@ from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError
 from hippoindex.pipeline.config import VllmConfig
 from hippoindex.pipeline.llm.base import ChatRequest, ChatResponse, PromptTooLongError, RequestFailedError
 from hippoindex.pipeline.llm.cache import ResponseCache, request_key
+from hippoindex.pipeline.llm.known import known_gpu
 
 #: An answer that has less room than this in the model's context is not begun.
 _LEAST_ANSWER_TOKENS = 16
 #: Conversations begun per sequence that the engine runs: while one is between its turns, another runs.
 _BEGUN_PER_SEQUENCE = 1.1
+
+_LOG = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -37,11 +41,13 @@ class VllmEngine:
     slots : int
         A tenth more than the sequences that run at once.
     gpus : int
+    gpu_hour_usd : float or None
     """
 
     def __init__(self, engine: Any, tokenizer: Any, settings: VllmConfig, model: str) -> None:
         self.slots = int(_BEGUN_PER_SEQUENCE * settings.max_num_seqs)
         self.gpus = settings.gpus
+        self.gpu_hour_usd = gpu_hour_usd(settings)
         self.cache: ResponseCache | None = None
         self._engine = engine
         self._tokenizer = tokenizer
@@ -213,6 +219,27 @@ def require_memory(settings: VllmConfig, weights_bytes: int, model: str) -> None
             f"The weights of {model} take {weights_bytes / 1e9:.0f} GB, and {gpus} GPUs have "
             f"{memory_bytes / 1e9:.0f} GB for them: raise vllm.tensor_parallel"
         )
+
+
+def gpu_hour_usd(settings: VllmConfig) -> float | None:
+    """Return what an hour of one GPU of this machine costs: as it is set or, if its kind is known, as listed.
+
+    ``None`` if neither says so, and on the CPU.
+    """
+    if settings.gpus == 0:
+        return None
+    if settings.gpu_hour_usd is not None:
+        return settings.gpu_hour_usd
+    from vllm.platforms import current_platform
+
+    name = current_platform.get_device_name()
+    known = known_gpu(name)
+    if known is None:
+        _LOG.warning(
+            "no price is known of the GPU %r: set vllm.gpu_hour_usd to have US dollars counted", name
+        )
+        return None
+    return known.hour_usd
 
 
 def vllm_fingerprint(model: str) -> str:

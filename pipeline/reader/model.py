@@ -140,7 +140,8 @@ class ReaderModel:
         try:
             return self._loop.run(run_all(self._ask(asking, feed) for asking in askings))
         finally:
-            self.usage.seconds_s = round(self.usage.seconds_s + time.perf_counter() - started, 6)
+            engine = self._engine
+            self.usage.count_time(time.perf_counter() - started, engine.gpus, engine.gpu_hour_usd)
 
     def report(self) -> dict[str, Any]:
         """Return which model was asked, with which prompts, and what that took and cost."""

@@ -7,17 +7,21 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from hippoindex.cluster.storage import open_storage
 from hippoindex.errors import HippoIndexError, MissingPackageError, ModelError, UsageError
-from hippoindex.pipeline.config import EmbedConfig
+from hippoindex.pipeline import embed_stage
+from hippoindex.pipeline.config import EmbedConfig, VllmConfig
 from hippoindex.pipeline.embed import embedder_dimension, embedder_fingerprint, open_embedder
 from hippoindex.pipeline.embed.base import unit_vectors
-from hippoindex.pipeline.embed_stage import EmbedStage
+from hippoindex.pipeline.embed_stage import TEXT, EmbedStage
+from hippoindex.pipeline.llm.accounting import read_usage
 
 WIDTH = 5
 
@@ -147,3 +151,28 @@ def test_a_missing_package_is_named(engine: Any, package: str) -> None:
 def test_unit_vectors_refuses_what_is_not_finite() -> None:
     with pytest.raises(ModelError, match="text 1 of its batch"):
         unit_vectors(np.array([[1.0, 0.0], [np.nan, 1.0]]), 2, 2, "m")
+
+
+class _Flat:
+    """An encoder to which all texts are the same."""
+
+    dimension = WIDTH
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        return np.full((len(texts), WIDTH), WIDTH**-0.5, dtype=np.float32)
+
+
+def test_the_time_of_gpus_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder is a stand-in: there is no GPU here, and what is counted is the stage's own time."""
+    monkeypatch.setattr(embed_stage, "open_embedder", lambda _config: _Flat())
+    vllm = VllmConfig(tensor_parallel=2, gpu_hour_usd=3600.0)
+    config, storage = (
+        EmbedConfig(engine="vllm", model="m", dimension=WIDTH, vllm=vllm),
+        open_storage(tmp_path),
+    )
+    process = EmbedStage(config, usage=storage).open()
+    for _ in range(2):
+        assert process(pa.table([["a", "b"]], schema=TEXT)).rows.num_rows == 2
+    (used,) = read_usage(storage, "embed").values()
+    assert used.gpu_s == pytest.approx(2 * used.seconds_s, abs=1e-5)
+    assert used.usd == pytest.approx(used.gpu_s, abs=1e-5) != 0  # a dollar a second

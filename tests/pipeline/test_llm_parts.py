@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import sqlite3
+import sys
 import threading
 import time
-from collections import Counter
+import types
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,15 +19,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hippoindex.cluster.storage import open_storage
+from hippoindex.cluster.storage import Storage, open_storage
 from hippoindex.errors import HippoIndexError, SpendLimitError
+from hippoindex.pipeline.config import ExtractConfig, VllmConfig
 from hippoindex.pipeline.extract.answers import read_answer, salvage_answer
-from hippoindex.pipeline.llm.accounting import Usage, UsageLog, read_usage, usage_report
-from hippoindex.pipeline.llm.base import ChatResponse, Price, rough_token_spans, rough_tokens
+from hippoindex.pipeline.extract.base import Passage
+from hippoindex.pipeline.extract.llm import LlmExtractor
+from hippoindex.pipeline.llm import accounting
+from hippoindex.pipeline.llm.accounting import (
+    LiveUsage,
+    Usage,
+    UsageLog,
+    read_usage,
+    stage_usage,
+    usage_report,
+)
+from hippoindex.pipeline.llm.base import ChatRequest, ChatResponse, Price, rough_token_spans, rough_tokens
 from hippoindex.pipeline.llm.cache import ResponseCache, request_key
 from hippoindex.pipeline.llm.feed import Feed
+from hippoindex.pipeline.llm.known import Gpu, known_gpu, known_gpus
 from hippoindex.pipeline.llm.limits import AdaptiveLimit, Budget, Pace
 from hippoindex.pipeline.llm.loop import LoopThread
+from hippoindex.pipeline.llm.vllm import gpu_hour_usd
 
 
 def test_a_limit_is_never_passed_and_all_get_their_turn() -> None:
@@ -228,15 +244,20 @@ def test_a_file_that_is_no_cache_is_named(tmp_path: Path) -> None:
 def test_usage_of_workers_adds_up(tmp_path: Path) -> None:
     price = Price(prompt=2.0, cached=1.0, generated=4.0)
     storage = open_storage(tmp_path)
-    logs = [UsageLog(storage) for _ in range(2)]
+    logs = [UsageLog(storage, "extract") for _ in range(2)]
     logs[0].write(Usage(passages=9))  # nothing was used
+    live = LiveUsage(storage, "extract")
+    assert live() == "0 tokens/s in, 0 out"
     for log, shards in zip(logs, (1, 2), strict=True):
+        usage = Usage()
         for _ in range(shards):
-            usage = Usage(passages=10, seconds_s=2.0, rejected=Counter({"object is empty": 1}))
+            usage.passages += 10
+            usage.count_time(2.0, 0, None)
+            usage.rejected["object is empty"] += 1
             usage.count(ChatResponse("", "stop", 100, 50, 10, 0.5, 3), price)
             usage.count(ChatResponse("", "stop", 100, 50, 10, 0.0, 0), price)
             log.write(usage)
-    workers = read_usage(storage)
+    workers = read_usage(storage, "extract")
     assert sorted(worker.passages for worker in workers.values()) == [10, 20]
     report = usage_report(workers.values())
     assert report["requests"] == report["known"] == 3
@@ -245,8 +266,87 @@ def test_usage_of_workers_adds_up(tmp_path: Path) -> None:
     assert report["cached_share"] == 0.5
     assert report["rejected"] == {"object is empty": 3}
     assert report["passages_per_s"] == 30 / 4
-    assert len(report["workers"]) == 2
+    assert sorted(worker["usd"] for worker in report["workers"]) == pytest.approx([190e-6, 380e-6])
     assert usage_report([])["passages_per_s"] == 0.0
+    of_stage = stage_usage(storage, "extract")
+    assert of_stage == {name: report[name] for name in of_stage}
+    assert (of_stage["prompt_tokens"], of_stage["gpu_s"]) == (300, 0)
+    assert stage_usage(storage, "embed") == {}
+    assert re.fullmatch(r"[1-9][\d,]* tokens/s in, [1-9][\d,]* out, 0\.00 USD", live())
+
+
+class _LocalEngine:
+    """An engine on two GPUs; at each request it looks what is known of its use so far."""
+
+    slots, gpus, gpu_hour_usd = 1, 2, 3600.0
+
+    def __init__(self, storage: Storage) -> None:
+        self.known: list[int] = []
+        self._storage = storage
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        return rough_token_spans(text)
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:  # noqa: ARG002
+        self.known.append(sum(used.requests for used in read_usage(self._storage, "extract").values()))
+        return ChatResponse('{"entities": ["Ann"], "triples": []}', "stop", 10, 5, 5)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("interval_s", "known"), [(0.0, [0, 1, 2, 3]), (60.0, [0, 0, 0, 0])])
+def test_a_worker_leaves_what_it_uses_while_it_is_at_a_shard(
+    tmp_path: Path, interval_s: float, known: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounting, "WRITE_INTERVAL_S", interval_s)
+    storage = open_storage(tmp_path)
+    engine = _LocalEngine(storage)
+
+    async def opened() -> _LocalEngine:
+        return engine
+
+    config = ExtractConfig(engine="vllm", model="m")
+    with contextlib.closing(LlmExtractor(config, opened, UsageLog(storage, "extract"))) as extractor:
+        extractor.extract([Passage("a", "", "Ann."), Passage("b", "", "Bo.")])
+    assert engine.known == known
+    (used,) = read_usage(storage, "extract").values()
+    assert (used.passages, used.requests, used.prompt_tokens) == (2, 4, 40)
+    assert used.gpu_s == pytest.approx(2 * used.seconds_s, abs=1e-4)
+    assert used.usd == pytest.approx(used.gpu_s, abs=1e-4)  # a dollar a second
+
+
+@pytest.mark.parametrize(
+    ("settings", "hour_usd"),
+    [
+        ({}, 3.0),
+        ({"gpu_hour_usd": 2.5}, 2.5),
+        ({"device": "cpu", "gpu_hour_usd": 2.5}, None),
+    ],
+)
+def test_the_price_of_a_gpu_is_that_given_or_that_of_its_kind(
+    settings: dict[str, Any], hour_usd: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM itself is a stand-in here: only the driver's name of the device counts."""
+    platform = types.SimpleNamespace(get_device_name=lambda: "NVIDIA H100 80GB HBM3")
+    for name in ("vllm", "vllm.platforms"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["vllm.platforms"].current_platform = platform  # type: ignore[attr-defined]
+    assert gpu_hour_usd(VllmConfig(**settings)) == hour_usd
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("NVIDIA RTX A6000", "A6000-48GB"),
+        ("NVIDIA H100 PCIe", "H100-80GB"),
+        ("NVIDIA H200", "H200-141GB"),
+        ("NVIDIA GH200 480GB", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_known_gpus_are_told_apart(device: str, kind: Gpu | None) -> None:
+    assert known_gpu(device) == (known_gpus()[kind] if kind else None)
 
 
 def test_a_loop_runs_for_several_threads_and_passes_errors_on() -> None:

@@ -44,6 +44,10 @@ def test_a_server_that_is_not_there(closed_url: str, section: str, tmp_path: Pat
     [
         (["extract.engine=openai"], r"extract\.model="),
         (["extract.engine=openai", "extract.model=m", "extract.max_usd=1"], r"extract\.price_usd"),
+        (
+            ["extract.engine=vllm", "extract.model=m", "extract.max_usd=1"],
+            r"extract\.vllm\.gpu_hour_usd",
+        ),
         (["extract.engine=openai", "extract.model=m", "extract.prompts=/nowhere"], "Cannot read the prompts"),
         (["embed.engine=openai", "embed.model=m"], r"embed\.dimension="),
         (["embed.engine=vllm", "embed.model=nvidia/NV-Embed-v2"], r"embed\.trust_remote_code=true"),

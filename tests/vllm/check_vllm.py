@@ -82,7 +82,7 @@ def _extract(model: str, folder: Path, executor: Executor, **more: Any) -> tuple
     rows = pa.concat_tables([shard.read() for shard in outputs])
     lost = [row["row_id"] for row in store.all_quarantine().to_pylist() if row["kind"] == "passage"]
     assert sorted([*rows["passage_id"].to_pylist(), *lost], key=int) == [str(i) for i in range(PASSAGES)]
-    return rows, usage_report(read_usage(store.storage).values())
+    return rows, usage_report(read_usage(store.storage, "extract").values())
 
 
 def test_extraction_in_a_worker_of_ray_and_again_for_nothing(model: str, tmp_path: Path) -> None:
