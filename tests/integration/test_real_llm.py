@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from hippoindex.pipeline.artifact import open_index
+from hippoindex.pipeline.build import build_index
+from hippoindex.pipeline.config import load_config
 from hippoindex.pipeline.extract.prompts import answer_schema
 from hippoindex.pipeline.llm.base import ChatRequest, ChatResponse, PromptTooLongError
 from hippoindex.pipeline.llm.endpoint import EndpointSettings
@@ -115,16 +117,11 @@ def test_an_index_through_the_shipped_configuration_and_again_for_nothing(
         "extract.cache": tmp_path / "answers",
         "cluster.workers": 1,
     }
-    command += [f"--set={name}={value}" for name, value in settings.items()]
-
-    def build(*more: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [*command, "--json", *more], capture_output=True, text=True, check=False, timeout=500
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["stats"]["language_model"]
-
-    used = build()
+    overrides = [f"{name}={value}" for name, value in settings.items()]
+    command += ["--json", *(f"--set={setting}" for setting in overrides)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    used = json.loads(done.stdout)["stats"]["language_model"]
     assert verify_index(output).record()["sound"]
     first = open_index(output).manifest
     assert first.counts.passages + first.counts.quarantined_passages == len(texts)
@@ -133,6 +130,13 @@ def test_an_index_through_the_shipped_configuration_and_again_for_nothing(
     assert used["cached_tokens"] > 0
     assert used["generated_tokens"] > 0
 
-    again = build("--overwrite")
+    config = load_config(
+        CONFIGS / "openai.yaml",
+        overrides,
+        corpus__path=[str(corpus)],
+        output=str(output),
+        max_quarantine_rate=0.5,
+    )
+    again = build_index(config, overwrite=True).stats["language_model"]
     assert (again["requests"], again["attempts"], again["known"]) == (0, 0, used["requests"])
     assert open_index(output).manifest.files == first.files

@@ -85,12 +85,12 @@ def test_what_goes_in_is_extracted_or_quarantined(hostile: ModuleType, seed: int
 def test_transient_faults_change_nothing_and_cost_little(hostile: ModuleType) -> None:
     """30 % of the requests fail at random: the same result, in at most 1.6 times the time."""
     with hostile.HostileServer(latency_s=0.1) as server:
-        calm, usage, calm_s = extract(server, 160)
-    assert usage.requests == usage.attempts == server.requests == 320
+        calm, usage, calm_s = extract(server, 300)
+    assert usage.requests == usage.attempts == server.requests == 600
     with hostile.HostileServer(hostile.TRANSIENT, 0.3, latency_s=0.1) as server:
-        stormy, usage, stormy_s = extract(server, 160)
-    assert server.requests == usage.attempts > 420
-    assert usage.requests == 320
+        stormy, usage, stormy_s = extract(server, 300)
+    assert server.requests == usage.attempts > 800
+    assert usage.requests == 600
     assert stormy == calm
     assert all(extraction.error is None for extraction in calm)
     assert stormy_s <= 1.6 * calm_s
