@@ -107,16 +107,21 @@ def main() -> None:
     sys.exit(1 if fallen else 0)
 
 
-def measure(case: Case, work: Path) -> dict[str, Any]:
-    """Return the figures of every row on one case, by "group: name"."""
-    folder, index = data_folder() / case.data, work / case.name.replace(" ", "-").replace(",", "").lower()
+def index_of(case: Case, work: Path) -> Path:
+    """Return the folder of a case's index, which is built if it is not there."""
+    index = work / case.name.replace(" ", "-").replace(",", "").lower()
     if not (index / "manifest.json").is_file():
         settings = [setting.format(data=data_folder()) for setting in case.settings]
-        build_index(
-            load_config(overrides=settings, corpus__path=[str(folder / "corpus.jsonl")], output=str(index))
-        )
+        corpus = [str(data_folder() / case.data / "corpus.jsonl")]
+        build_index(load_config(overrides=settings, corpus__path=corpus, output=str(index)))
+    return index
+
+
+def measure(case: Case, work: Path) -> dict[str, Any]:
+    """Return the figures of every row on one case, by "group: name"."""
+    index = index_of(case, work)
     plain = open_retriever(index, ["retrieve.epsilon=null"])
-    asked = judged_queries(read_gold(plain.index, folder / "queries.jsonl").queries)
+    asked = judged_queries(read_gold(plain.index, data_folder() / case.data / "queries.jsonl").queries)
     gold, batch = Gold(plain.index, asked), plain.encode(asked)
     figures = {}
     for row in (*MAIN, *ABLATIONS):

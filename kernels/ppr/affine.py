@@ -239,14 +239,16 @@ def scores(
     queries: NDArray[np.floating],
     weight: ArrayLike,
     seeds: sp.csr_array,
-    goal: Goal = Goal(),  # noqa: B008 - immutable
+    epsilon: float,
 ) -> NDArray[np.float32]:
     """Return the scores by which :func:`rank` ranks, of every passage.
 
     Parameters
     ----------
-    pusher, dense, queries, weight, seeds, goal
+    pusher, dense, queries, weight, seeds
         See :func:`rank`.
+    epsilon : float
+        Where the push stops, see :class:`~hippoindex.kernels.ppr.push.Goal`.
 
     Returns
     -------
@@ -267,14 +269,21 @@ def scores(
     isolated = np.zeros(pusher.graph.n_nodes, dtype=bool)
     isolated[pusher.graph.isolated] = True
     lost_seeds = seeds @ isolated.astype(np.float64)  # (Q,)
-    pushed = _push_seeded(pusher, seeds, masses, goal)
     found = np.empty((len(queries), high - low), dtype=np.float32)
     for start in range(0, len(queries), BLOCK_QUERIES):
         part = slice(start, start + BLOCK_QUERIES)
         block, spread, lost = _dense_part(dense, queries[part], weights[part], isolated[low:high])
-        _add(block, (pushed.indptr[start:], pushed.nodes, pushed.scores), low, masses[part])
+        seeded = np.flatnonzero(masses[part] > 0)
+        pusher.add_scores(
+            block,
+            seeded,
+            seeds[start + seeded],
+            epsilon,
+            scales=masses[start + seeded],
+            return_lost=False,
+        )
         factors = 1.0 / (masses[part] + spread - pusher.damping * (lost_seeds[part] + lost))
-        found[part] = block * factors[:, None].astype(np.float32)
+        np.multiply(block, factors[:, None].astype(np.float32), out=found[part])
     return found
 
 
@@ -370,16 +379,6 @@ def _products(queries: NDArray[np.float32], vectors: NDArray[np.floating]) -> ND
         chunk = vectors[start : start + CHUNK_PASSAGES].astype(np.float32)
         out[:, start : start + CHUNK_PASSAGES] = queries @ chunk.T
     return out
-
-
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _add(block: NDArray, pushed: tuple[NDArray, NDArray, NDArray], low: int, masses: NDArray) -> None:
-    """Add each row's push to its dense scores."""
-    indptr, reached, values = pushed
-    for q in numba.prange(block.shape[0]):
-        row = block[q]
-        for i in range(indptr[q], indptr[q + 1]):
-            row[reached[i] - low] += np.float32(masses[q] * values[i])
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")

@@ -22,6 +22,7 @@ neighbour and compares it with a constant.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -57,6 +58,8 @@ CERTIFIED_UP_TO = 100
 AHEAD_NODES = 4
 """How many pushes ahead a node's edges are asked for; the place where they begin, twice as many."""
 HUBS = 1024
+ADDED_AT_ONCE = 4
+"""Restarts that one thread takes at a time where scores are added."""
 PASSES = 50
 """The default work limit, in passes over all stored edges."""
 
@@ -234,6 +237,89 @@ class Pusher:
 
         self._in_threads(work, matrix.shape[0])
         return _joined(rows[number] for number in range(matrix.shape[0]))
+
+    def add_scores(
+        self,
+        out: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        restarts: SparseRestarts,
+        epsilon: float,
+        *,
+        scales: NDArray[np.float64] | None = None,
+        return_lost: bool = True,
+    ) -> None:
+        """Add the scores of all candidates to rows of a dense block, without ranking or proving anything.
+
+        What is added are the scores that :meth:`solve` returns for ``Goal(epsilon)``.
+
+        Parameters
+        ----------
+        out : ndarray of float32, shape (B, candidates), C-contiguous
+        rows : ndarray of int64, shape (Q,)
+            Distinct rows of ``out``, one for each restart.
+        restarts : sparse array, shape (Q, N)
+            Not negative, finite, every row with a positive sum.
+        epsilon : float
+            See :class:`Goal`.
+        scales : ndarray of float64, shape (Q,), optional
+            What the scores of each restart are multiplied by; by default 1.
+        return_lost : bool
+            See :meth:`solve`.
+
+        Raises
+        ------
+        KernelError
+            If an argument is not as described.
+        """
+        matrix = sparse_restarts(self.graph, restarts)
+        _check_goal(Goal(epsilon), None)
+        low, high = self.candidates
+        if (
+            out.dtype != np.float32
+            or out.ndim != 2
+            or out.shape[1] != high - low
+            or not out.flags.c_contiguous
+        ):
+            raise KernelError(
+                f"out is {out.dtype} of shape {out.shape}; expected C-contiguous float32 (B, {high - low})"
+            )
+        distinct = np.unique(rows)
+        if len(distinct) != matrix.shape[0] or np.any((distinct < 0) | (distinct >= len(out))):
+            raise KernelError(f"{len(distinct)} rows of {len(out)} do not fit {matrix.shape[0]} restarts")
+        factors = np.ones(len(rows)) if scales is None else np.asarray(scales, dtype=np.float64)
+        lost = np.zeros(len(rows))
+        if return_lost and len(self.graph.isolated):
+            lost = matrix @ (self.graph.degrees == 0).astype(np.float64)
+        returned = return_factor(lost, self.damping)
+        arrays = self.graph.indptr, self.graph.indices, self.graph.transition
+        max_edges = max(PASSES * len(self.graph.indices), 1)
+        seeds = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64), matrix.data
+        starts = iter(range(0, len(rows), ADDED_AT_ONCE))
+        taking = threading.Lock()
+
+        def work(state: _State) -> None:
+            while True:
+                with taking:
+                    start = next(starts, None)
+                if start is None:
+                    return
+                stop = min(start + ADDED_AT_ONCE, len(rows))
+                _add_rows(
+                    start,
+                    stop,
+                    seeds,
+                    arrays,
+                    self.damping,
+                    epsilon,
+                    max_edges,
+                    state,
+                    self.candidates,
+                    out,
+                    rows,
+                    (returned, factors),
+                )
+
+        self._in_threads(work, -(-len(rows) // ADDED_AT_ONCE))
 
     def _in_threads(self, work: Callable[[_State], None], n_restarts: int) -> None:
         threads = max(1, min(self._threads, n_restarts))
@@ -485,6 +571,44 @@ def _spread(
     counts[TOUCHED], counts[EDGES] = n_touched, edges
     counts[SIDE], counts[QUEUED] = side, queued
     return within
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _add_rows(
+    start: int,
+    stop: int,
+    restarts: tuple[NDArray, NDArray, NDArray],
+    graph: tuple[NDArray, NDArray, NDArray],
+    damping: float,
+    epsilon: float,
+    max_edges: int,
+    state: _State,
+    candidates: tuple[int, int],
+    out: NDArray,
+    rows: NDArray,
+    factors: tuple[NDArray, NDArray],
+) -> None:
+    """Push restarts ``start .. stop - 1`` one by one and add their scores; the state is clear at the end."""
+    starts, seeds, weights = restarts
+    indptr, indices, transition = graph
+    low, high = candidates
+    returned, scales = factors
+    for number in range(start, stop):
+        first, end = starts[number], starts[number + 1]
+        _seed(seeds[first:end], weights[first:end], epsilon, state)
+        _spread(indptr, indices, transition, damping, epsilon, max_edges, state)
+        row = out[rows[number]]
+        last = state.counts[TOUCHED] - 1
+        for i in range(last + 1):
+            prefetch(state.nodes, state.touched[min(i + AHEAD_EDGES, last)], 0)
+            node = state.touched[i]
+            if low <= node < high:
+                y, p, degree = state.nodes[node, Y], state.nodes[node, P], state.nodes[node, DEGREE]
+                score = (1.0 - damping) * degree * (p + y) * returned[number]
+                row[node - low] += np.float32(scales[number] * score)
+            state.nodes[node, Y] = 0.0
+            state.nodes[node, P] = 0.0
+        state.counts[:] = 0
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

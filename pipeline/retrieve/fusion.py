@@ -22,6 +22,7 @@ b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0010-fu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -169,7 +170,7 @@ def _score_block(
         terms["entities"] = _log(walks["entities"], config.entity_weight, config.floor)
     if config.dense_weight:
         terms["dense"] = np.float32(config.dense_weight) * min_max(dense_scores(index, vectors))
-    total = np.add.reduce(list(terms.values()))
+    total = functools.reduce(np.add, terms.values())
     found = []
     if config.feedback_weight:
         best, weights = _best_passages(total, config.feedback_top_k)

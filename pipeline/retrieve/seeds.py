@@ -32,15 +32,28 @@ def nearest_phrases(index: Index, queries: QueryBatch) -> Nearest:
     cosines = np.ones(len(rows), dtype=np.float32)
     unknown = np.flatnonzero(rows < 0)
     if len(unknown):
-        phrases = index.float_vectors("phrases")
+        names = [name for entities in queries.entities for name in entities]
+        first: dict[str, int] = {}
+        which = [first.setdefault(names[number], len(first)) for number in unknown.tolist()]
         vectors = np.concatenate(queries.entity_vectors)[unknown]
-        for start in range(0, len(unknown), BLOCK_QUERIES):
-            block = unknown[start : start + BLOCK_QUERIES]
-            products = vectors[start : start + BLOCK_QUERIES] @ phrases.T  # (block, phrases)
-            rows[block] = products.argmax(axis=1)
-            cosines[block] = products.max(axis=1).clip(-1.0, 1.0)
+        _, once = np.unique(which, return_index=True)  # one of each name
+        found, cosine = _nearest(index.float_vectors("phrases"), vectors[once])
+        rows[unknown], cosines[unknown] = found[which], cosine[which]
     ends = np.cumsum(counts)[:-1]
     return list(zip(np.split(rows, ends), np.split(cosines, ends), strict=True))
+
+
+def _nearest(
+    phrases: NDArray[np.float32], vectors: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the nearest phrase row of each vector and its cosine."""
+    rows, cosines = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
+    for start in range(0, len(vectors), BLOCK_QUERIES):
+        block = slice(start, start + BLOCK_QUERIES)
+        products = vectors[block] @ phrases.T  # (block, phrases)
+        rows[block] = products.argmax(axis=1)
+        cosines[block] = np.take_along_axis(products, rows[block, None], axis=1)[:, 0].clip(-1.0, 1.0)
+    return rows, cosines
 
 
 def linked_seeds(
@@ -118,10 +131,10 @@ def fact_seeds(
     for start in range(0, len(queries), BLOCK_QUERIES):
         cosines = queries.linking_vectors[start : start + BLOCK_QUERIES] @ facts.T  # (block, facts)
         top = largest_of_rows(cosines, config.fact_top_k)
-        least, greatest = cosines.min(axis=1), cosines.max(axis=1)
+        least = cosines.min(axis=1)
         for row, nearest in enumerate(top):
             best.append(nearest)
-            scores.append(_scaled(cosines[row, nearest], least[row], greatest[row]))
+            scores.append(_scaled(cosines[row, nearest], least[row], cosines[row, nearest[0]]))
     kept = _recognised(index, queries, best)
     return [
         _phrases_of_facts(index, scaled[positions], rows[positions], phrase_top_k, config)

@@ -96,8 +96,8 @@ def walk_from_seeds_and_passages(
     ndarray of float32, shape (Q, passages)
     """
     if solver == "push":
-        pusher, goal = index.pusher(config.damping), push_goal(config)
-        return ppr.affine.scores(pusher, index.dense_restart, vectors, weights, seeds, goal)
+        pusher, epsilon = index.pusher(config.damping), push_goal(config).epsilon
+        return ppr.affine.scores(pusher, index.dense_restart, vectors, weights, seeds, epsilon)
     restart = seeds.toarray().T.astype(np.float32)  # (N, Q)
     restart[index.n_phrases :] += (weights[:, None] * min_max(dense_scores(index, vectors))).T
     graph = index.walked_graph(synonyms=config.synonym_edges)
@@ -128,9 +128,7 @@ def walk_from_seeds(index: Index, seeds: sp.csr_array, config: RetrieveConfig) -
         scores[seeded] = walked[index.n_phrases :].T
         return scores
     pusher = index.pusher(config.damping, synonyms=config.synonym_edges)
-    found = pusher.solve(seeds[seeded], push_goal(config))
-    rows = np.repeat(seeded, np.diff(found.indptr))
-    scores[rows, found.nodes - index.n_phrases] = found.scores
+    pusher.add_scores(scores, seeded, seeds[seeded], push_goal(config).epsilon)
     return scores
 
 

@@ -250,6 +250,46 @@ def test_nothing_is_left_of_an_earlier_restart(case: Any, first: Goal, second: G
     assert same(used.solve(restarts[3:], second), Pusher(graph, damping).solve(restarts[3:], second))
 
 
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.sampled_from([1e-2, 1e-4, 1e-9]), st.booleans())
+def test_scores_are_added_to_chosen_rows(case: Any, epsilon: float, return_lost: bool) -> None:
+    graph, restarts, damping, rng = case
+    low, high = np.sort(rng.integers(0, graph.n_nodes + 1, 2)).tolist()
+    used = Pusher(graph, damping, candidates=(low, high), threads=2)
+    solved = used.solve(restarts, Goal(epsilon), return_lost=return_lost)
+    before = rng.random((9, high - low)).astype(np.float32)
+    rows, scales = rng.permutation(9)[:5], rng.random(5)
+    expected = before.copy()
+    expected[rows] += scales[:, None] * dense(solved, graph.n_nodes)[:, low:high]
+    for _ in range(2):  # nothing may be left of the first time
+        out = before.copy()
+        used.add_scores(out, rows, restarts, epsilon, scales=scales, return_lost=return_lost)
+        np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert same(used.solve(restarts, Goal(epsilon), return_lost=return_lost), solved)
+
+
+def test_scores_are_added_whatever_the_number_of_threads() -> None:
+    graph, restarts = random_graph(7, 800), random_restarts(7, 800, 60)
+    first, second = (np.zeros((60, 800), dtype=np.float32) for _ in range(2))
+    Pusher(graph, threads=1).add_scores(first, np.arange(60), restarts, 1e-5)
+    Pusher(graph, threads=5).add_scores(second, np.arange(60), restarts, 1e-5)
+    assert first.any()
+    assert np.array_equal(first, second)
+
+
+def test_scores_are_added_to_nothing_else_than_a_fitting_block() -> None:
+    graph, restarts = random_graph(7, 30), random_restarts(7, 30, 2)
+    pusher = Pusher(graph)
+    for out in (np.zeros((2, 30)), np.zeros((2, 29), np.float32), np.zeros((30, 2), np.float32).T):
+        with pytest.raises(KernelError, match="expected C-contiguous float32"):
+            pusher.add_scores(out, np.arange(2), restarts, 1e-3)
+    for rows in ([0], [0, 0], [0, 2], [-1, 0]):
+        with pytest.raises(KernelError, match="do not fit 2 restarts"):
+            pusher.add_scores(np.zeros((2, 30), np.float32), np.array(rows), restarts, 1e-3)
+    with pytest.raises(KernelError, match="epsilon must be positive"):
+        pusher.add_scores(np.zeros((2, 30), np.float32), np.arange(2), restarts, 0.0)
+
+
 def test_nothing_is_left_of_a_restart_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, restarts = random_graph(8, 300), random_restarts(8, 300, 4)
     used = Pusher(graph, threads=1)
