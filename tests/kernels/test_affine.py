@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hippoindex.errors import KernelError
@@ -101,6 +101,7 @@ def check(result: Ranked, case: Case, tolerance: float) -> None:
     exact, first, k = case.exact(), case.first, result.nodes.shape[1]
     assert np.all((result.nodes >= first) & (result.nodes < first + exact.shape[1]))
     allowed = rounding(case, tolerance) * exact.max(axis=1, keepdims=True)
+    allowed = allowed + result.residual[:, None]  # all that counts where no passage has more than is unspread
     ranked = np.take_along_axis(exact, result.nodes - first, axis=1)
     assert np.all(np.abs(result.scores - ranked) <= allowed)
     order = np.argsort(-exact, axis=1, kind="stable")[:, :k]
@@ -114,6 +115,7 @@ def check(result: Ranked, case: Case, tolerance: float) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 150))
+@example(seed=181262, n=126)
 def test_rank_equals_ppr_with_the_dense_restart(seed: int, n: int) -> None:
     case = make_case(seed, n)
     result = case.rank()
