@@ -27,9 +27,12 @@ from hippoindex.pipeline.explanation_svg import explanation_svg
 from hippoindex.pipeline.parity import check_index, retrieve_settings
 from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
 from hippoindex.pipeline.reader.model import ReaderModel
-from hippoindex.pipeline.retrieve.base import Ranking
+from hippoindex.pipeline.retrieve.base import PARTS, Ranking
 from hippoindex.pipeline.retrieve.engine import Retriever
 from hippoindex.pipeline.retrieve.explain import Explanation
+
+MANY_QUESTIONS = 2000
+"""From so many questions on, workers are worth their start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ class Answers:
         Embedding of the questions and ranking; explanations are not in it, nor the start of this process,
         but that of workers is.
     parts_s : dict of str to float
-        How much of it each part took; empty where workers did it.
+        How much of it each part took; where workers did it, all their seconds by their number.
     reader : dict or None
         Which language model was asked, and what it used; ``None`` if there was none.
     """
@@ -140,8 +143,9 @@ def answer_queries(
     config, parity
         See :func:`open_retriever`.
     cluster : ClusterConfig
-        Where questions are ranked: in this process where the executor is ``auto`` and neither workers nor an
-        address are given, else in shards by workers.
+        Where questions are ranked: in shards by workers or, where the executor is ``auto`` and neither
+        workers nor an address are given, and there are fewer than 2,000 questions, or one core, or
+        recognition memory, or ``explain``, in this process.
     work : str or Path, optional
         Folder for what workers write; a call that was interrupted goes on from there, and at the end it is
         removed. By default a temporary one. On a cluster
@@ -173,9 +177,11 @@ def _answer(
     work: str | Path | None,
 ) -> Answers:
     started = time.perf_counter()
-    batch = None
-    if _needs_workers(cluster):
-        if retriever.reader is not None and retriever.reader.config.recognition:
+    batch, parts_s = None, {}
+    recognises = retriever.reader is not None and retriever.reader.config.recognition
+    many = len(found) >= MANY_QUESTIONS and available_cores() > 1 and not recognises and not explain
+    if many or _needs_workers(cluster):
+        if recognises:
             raise UsageError(
                 "Recognition memory is asked by one process for all questions: leave out --executor, "
                 "--workers and --address, or set reader.recognition=false"
@@ -192,11 +198,14 @@ def _answer(
                 top_k=top_k,
                 work=work,
             )
+            if ranking.parts_s is not None:
+                each = ranking.parts_s.sum(axis=0) / executor.workers
+                parts_s = dict(zip(PARTS, each.tolist(), strict=True))
     else:
         batch = retriever.encode(found)
         ranking = retriever.rank(batch, name, top_k=top_k)
+        parts_s = dict(batch.clock.seconds_s)
     seconds_s = time.perf_counter() - started
-    parts_s = dict(batch.clock.seconds_s) if batch else {}
     explanations = None
     if explain:
         batch = retriever.encode(found) if batch is None else batch

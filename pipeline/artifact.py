@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
 from hippoindex.errors import ArtifactError, UsageError
+from hippoindex.kernels.nearest import NearestRows
 from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
 from hippoindex.kernels.simjoin import KeptLists
@@ -181,7 +182,7 @@ class Index:
     def dense_restart(self) -> DenseRestart:
         """The precomputed passages' part of PPR, memory-mapped; see :attr:`precomputed_damping`."""
         return DenseRestart(
-            self.float_vectors("passages"), self._array("ppr/z.npy"), self._array("ppr/z1.npy")
+            self.float_vectors("passages"), self._widened(self._array("ppr/z.npy")), self._array("ppr/z1.npy")
         )
 
     @property
@@ -322,6 +323,16 @@ class Index:
             self._float_vectors[kind] = wide
         return self._float_vectors[kind]
 
+    def nearest_rows(self, kind: str) -> NearestRows:
+        """Return what finds the nearest vectors of a kind; it is made once and keeps its memory."""
+        if kind not in self._nearest_rows:
+            self._nearest_rows[kind] = NearestRows(self.vectors(kind))
+        return self._nearest_rows[kind]
+
+    @cached_property
+    def _nearest_rows(self) -> dict[str, NearestRows]:
+        return {}
+
     @cached_property
     def _float_vectors(self) -> dict[str, NDArray[np.float32]]:
         return {}
@@ -340,6 +351,11 @@ class Index:
 
     def _table(self, name: str) -> pa.Table:
         return self.reader.table(name).combine_chunks()
+
+    @staticmethod
+    def _widened(array: NDArray) -> NDArray:
+        """Return an array in float32 unless that would take too much memory."""
+        return array.astype(np.float32, copy=False) if 4 * array.size <= KEPT_VECTORS_BYTES else array
 
     def _array(self, name: str) -> NDArray:
         return self.reader.array(name.removesuffix(".npy"))

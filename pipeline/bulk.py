@@ -16,7 +16,7 @@ import inspect
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,17 +37,17 @@ from hippoindex.pipeline.config import RetrieveConfig
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.queries import Query
 from hippoindex.pipeline.remote import is_remote
-from hippoindex.pipeline.retrieve.base import Ranking, find_method
+from hippoindex.pipeline.retrieve.base import PARTS, Ranking, find_method
 from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
 
 log = structlog.get_logger("hippoindex")
 
 SOLVE_VERSION = 1
 """Raised whenever the code of the solvers changes what comes out: stored results are then solved again."""
-RANK_VERSION = 1
+RANK_VERSION = 2
 """Likewise for the methods of retrieval."""
 SHARD_RESTARTS = 1024
-SHARD_QUESTIONS = 256
+SHARD_QUESTIONS = 512
 GRAPH_ARRAYS = ("indptr", "indices", "weights")
 
 Result = TypeVar("Result", Ranked, Ranking)
@@ -178,7 +178,7 @@ def rank_in_shards(
     top_k : int, optional
         By default ``config.top_k``.
     shard_questions : int, optional
-        Questions ranked at a time by one worker; by default 256, or fewer so that every worker has some.
+        Questions ranked at a time by one worker; by default 512, or fewer so that every worker has some.
     work : str or Path, optional
         Folder for the shards' results: those of an interrupted call are found there and not ranked again; at
         the end it is emptied. On a cluster all machines must see it, and the index, under the same path. By
@@ -294,7 +294,9 @@ class _Ranker:
 
     def __call__(self, task: QuestionTask) -> None:
         batch = self._retriever.encode(task.queries)
-        _write_result(self._retriever.rank(batch, self._method, top_k=self._top_k), Path(task.output))
+        ranking = self._retriever.rank(batch, self._method, top_k=self._top_k)
+        parts_s = np.array([[batch.clock.seconds_s.get(part, 0.0) for part in PARTS]])
+        _write_result(replace(ranking, parts_s=parts_s), Path(task.output))
 
 
 @contextlib.contextmanager

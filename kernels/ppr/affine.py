@@ -240,6 +240,7 @@ def scores(
     weight: ArrayLike,
     seeds: sp.csr_array,
     epsilon: float,
+    cosines: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Return the scores by which :func:`rank` ranks, of every passage.
 
@@ -249,6 +250,8 @@ def scores(
         See :func:`rank`.
     epsilon : float
         Where the push stops, see :class:`~hippoindex.kernels.ppr.push.Goal`.
+    cosines : ndarray of float32, shape (Q, M), optional
+        ``queries @ dense.vectors.T`` where the caller has it.
 
     Returns
     -------
@@ -270,9 +273,14 @@ def scores(
     isolated[pusher.graph.isolated] = True
     lost_seeds = seeds @ isolated.astype(np.float64)  # (Q,)
     found = np.empty((len(queries), high - low), dtype=np.float32)
+    if cosines is not None and cosines.shape != found.shape:
+        raise KernelError(
+            f"cosines {cosines.shape} do not fit {found.shape[0]} queries and {found.shape[1]} passages"
+        )
     for start in range(0, len(queries), BLOCK_QUERIES):
         part = slice(start, start + BLOCK_QUERIES)
-        block, spread, lost = _dense_part(dense, queries[part], weights[part], isolated[low:high])
+        known = None if cosines is None else cosines[part]
+        block, spread, lost = _dense_part(dense, queries[part], weights[part], isolated[low:high], known)
         seeded = np.flatnonzero(masses[part] > 0)
         pusher.add_scores(
             block,
@@ -353,10 +361,12 @@ def _dense_part(
     queries: NDArray[np.floating],
     weights: NDArray[np.float64],
     isolated: NDArray[np.bool_],
+    cosines: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]]:
     """Return ``a Z q - b z1`` (B, M), the restart mass of all passages and that of isolated ones (B,)."""
     q = np.ascontiguousarray(queries, dtype=np.float32)
-    cosines, walked = _products(q, dense.vectors), _products(q, dense.z)  # (B, M)
+    walked = _products(q, dense.z)  # (B, M)
+    cosines = _products(q, dense.vectors) if cosines is None else cosines
     least, greatest = cosines.min(axis=1).astype(np.float64), cosines.max(axis=1).astype(np.float64)
     equal = greatest == least  # every passage has min-max score 1, as in HippoRAG's code
     a = np.divide(weights, greatest - least, out=np.zeros_like(weights), where=~equal)

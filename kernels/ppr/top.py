@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+_SCANNED = 64
+"""Values whose greatest is found at once."""
+_SHARED_VALUES = 1 << 22
+"""From so many values on, rows are shared out among threads."""
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -31,18 +39,21 @@ def largest(values: NDArray, keys: NDArray, k: int) -> NDArray[np.int64]:
     for root in range(k // 2 - 1, -1, -1):
         _sink(heap, k, root, values, keys)
     if k > 0:
-        for i in range(k, m):
-            if _worse(heap[0], i, values, keys):
-                heap[0] = i
-                _sink(heap, k, 0, values, keys)
+        for start in range(k, m, _SCANNED):
+            stop = min(start + _SCANNED, m)
+            if _greatest(values[start:stop]) < values[heap[0]]:
+                continue
+            for i in range(start, stop):
+                if _worse(heap[0], i, values, keys):
+                    heap[0] = i
+                    _sink(heap, k, 0, values, keys)
     for size in range(k - 1, 0, -1):
         heap[0], heap[size] = heap[size], heap[0]
         _sink(heap, size, 0, values, keys)
     return heap
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def largest_of_rows(values: NDArray, k: int) -> NDArray[np.int64]:
+def largest_of_rows(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     """Return the columns of the k largest values of each row, largest first; equal values in column order.
 
     Parameters
@@ -55,11 +66,31 @@ def largest_of_rows(values: NDArray, k: int) -> NDArray[np.int64]:
     -------
     ndarray of int64, shape (Q, min(k, M))
     """
-    keys = np.arange(values.shape[1])
     columns = np.empty((values.shape[0], min(k, values.shape[1])), np.int64)
-    for row in numba.prange(values.shape[0]):
-        columns[row] = largest(values[row], keys, k)
+    if values.size < _SHARED_VALUES:
+        _fill_rows(values, columns, 0, len(columns))
+        return columns
+    threads = numba.get_num_threads()
+    ends = np.linspace(0, len(columns), threads + 1).astype(int).tolist()
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(_fill_rows, values, columns, *part) for part in itertools.pairwise(ends)]:
+            future.result()
     return columns
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _fill_rows(values: NDArray, columns: NDArray, first: int, stop: int) -> None:
+    keys = np.arange(values.shape[1])
+    for row in range(first, stop):
+        columns[row] = largest(values[row], keys, columns.shape[1])
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nnan", "nsz", "reassoc"})
+def _greatest(values: NDArray) -> float:
+    greatest = values[0]
+    for value in values:
+        greatest = max(greatest, value)
+    return greatest
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

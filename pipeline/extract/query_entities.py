@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from spacy.language import Language
 from spacy.tokens import Doc, Token
+from thinc.backends import NumpyOps
 
 from hippoindex.errors import InputError
 from hippoindex.pipeline.extract.phrases import NounPhrases, Phrase, is_nominal
+from hippoindex.pipeline.extract.rules import open_nlp
 from hippoindex.pipeline.normalise import unicode_phrase
 
-_BATCH_QUESTIONS = 64
+_BATCH_QUESTIONS = 256
 _QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|„([^“”]+)[“”]|«([^»]+)»|``(.+?)\'\'')
 _JOINERS = frozenset({"of", "the", "and", "de", "&", "for", "in", "'s", "’s", "-", "–", ":", "!", "'"})
 #: Joiners that as often stand between two names as inside one.
@@ -26,13 +28,32 @@ _OPENING_TAGS = frozenset({"WP", "WP$", "WDT", "WRB", "MD", "DT", "IN", "TO", "P
 _EDGES = " '\"?“”‘’`«»„,;:"
 
 
+def open_question_nlp() -> Language:
+    """Load the default spaCy model for questions, its products computed by numpy's BLAS.
+
+    That is a third faster than spaCy's own, and rounds differently. Passages keep to spaCy's own, so that an
+    index does not depend on numpy's.
+
+    Raises
+    ------
+    ModelError
+        See :func:`~hippoindex.pipeline.extract.rules.open_nlp`.
+    """
+    nlp = open_nlp(None)
+    for _, component in nlp.pipeline:
+        for node in component.model.walk():
+            if type(node.ops) is NumpyOps:
+                node.ops = NumpyOps(use_blis=False)
+    return nlp
+
+
 def query_entities(nlp: Language, questions: Sequence[str]) -> list[list[str]]:
     """Find the entities that questions ask about.
 
     Parameters
     ----------
     nlp : spacy.language.Language
-        From :func:`hippoindex.pipeline.extract.rules.open_nlp`.
+        From :func:`open_question_nlp`.
     questions : sequence of str
 
     Returns

@@ -17,9 +17,12 @@ from hippoindex.kernels.ppr.top import largest_of_rows
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
 
+PARTS = ("entities", "embedding", "seeds", "ranking")
+"""What retrieval is made of; the seeds are a part of the ranking."""
+
 
 class Clock:
-    """Adds up how long the parts of retrieval take.
+    """Adds up how long the parts of retrieval take, by their names in :data:`PARTS`.
 
     Attributes
     ----------
@@ -128,6 +131,8 @@ class Ranking:
     recognition : mapping, "off" or None
         What recognition memory was given and kept (see :class:`QueryBatch`), that the method would use it and
         there is none, or that the method does not look for facts.
+    parts_s : ndarray of float64, shape (shards, len(PARTS)), or None
+        Seconds of each part in each shard of the questions; ``None`` where they were not ranked in shards.
     """
 
     rows: NDArray[np.int64]
@@ -137,6 +142,7 @@ class Ranking:
     fell_back: NDArray[np.bool_] | None = None
     notes: str = ""
     recognition: Mapping[str, int] | Literal["off"] | None = None
+    parts_s: NDArray[np.float64] | None = None
 
     @property
     def fallbacks(self) -> int | None:

@@ -21,8 +21,7 @@ from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.config import EmbedConfig, GraphConfig, RetrieveConfig
 from hippoindex.pipeline.embed import embedder_fingerprint, open_embedder
 from hippoindex.pipeline.embed.base import Embedder
-from hippoindex.pipeline.extract.query_entities import query_entities
-from hippoindex.pipeline.extract.rules import open_nlp
+from hippoindex.pipeline.extract.query_entities import open_question_nlp, query_entities
 from hippoindex.pipeline.llm.known import with_known
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.queries import Query
@@ -118,7 +117,7 @@ class Retriever:
 
     @cached_property
     def _nlp(self) -> Language:
-        return open_nlp(None)
+        return open_question_nlp()
 
     def encode(self, queries: Sequence[Query]) -> QueryBatch:
         """Embed questions and find their entities, unless the query file gave them.

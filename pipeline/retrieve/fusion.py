@@ -161,15 +161,18 @@ def _score_block(
     unseeded = np.diff(restarts["facts"].indptr) == 0
     # passage_weight 0 and no seed: there is nothing else to walk from
     weights = np.where(unseeded & (config.passage_weight == 0), 1.0, config.passage_weight)
+    near = dense_scores(index, vectors)
     walks = {
-        "facts": walk_from_seeds_and_passages(index, restarts["facts"], weights, vectors, config, solver)
+        "facts": walk_from_seeds_and_passages(
+            index, restarts["facts"], weights, vectors, config, solver, near
+        )
     }
     terms = {"facts": _log(walks["facts"], 1.0, config.floor)}
     if config.entity_weight:
         walks["entities"] = walk_from_seeds(index, restarts["entities"], config)
         terms["entities"] = _log(walks["entities"], config.entity_weight, config.floor)
     if config.dense_weight:
-        terms["dense"] = np.float32(config.dense_weight) * min_max(dense_scores(index, vectors))
+        terms["dense"] = np.float32(config.dense_weight) * min_max(near)
     total = functools.reduce(np.add, terms.values())
     found = []
     if config.feedback_weight:

@@ -10,12 +10,10 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from hippoindex.errors import UsageError
-from hippoindex.kernels.ppr.top import largest_of_rows
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
-from hippoindex.pipeline.retrieve.base import Fact, QueryBatch, Seeds, min_max
+from hippoindex.pipeline.retrieve.base import Fact, QueryBatch, Seeds
 
-BLOCK_QUERIES = 64
 LINKED_PHRASES = 5
 """Phrases that ``query-to-node`` seeds with, as many as HippoRAG 2 keeps of its facts'."""
 
@@ -37,23 +35,11 @@ def nearest_phrases(index: Index, queries: QueryBatch) -> Nearest:
         which = [first.setdefault(names[number], len(first)) for number in unknown.tolist()]
         vectors = np.concatenate(queries.entity_vectors)[unknown]
         _, once = np.unique(which, return_index=True)  # one of each name
-        found, cosine = _nearest(index.float_vectors("phrases"), vectors[once])
-        rows[unknown], cosines[unknown] = found[which], cosine[which]
+        found = index.nearest_rows("phrases").find(vectors[once], 1)
+        rows[unknown] = found.rows[which, 0]
+        cosines[unknown] = found.products[which, 0].clip(-1.0, 1.0)
     ends = np.cumsum(counts)[:-1]
     return list(zip(np.split(rows, ends), np.split(cosines, ends), strict=True))
-
-
-def _nearest(
-    phrases: NDArray[np.float32], vectors: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the nearest phrase row of each vector and its cosine."""
-    rows, cosines = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), BLOCK_QUERIES):
-        block = slice(start, start + BLOCK_QUERIES)
-        products = vectors[block] @ phrases.T  # (block, phrases)
-        rows[block] = products.argmax(axis=1)
-        cosines[block] = np.take_along_axis(products, rows[block, None], axis=1)[:, 0].clip(-1.0, 1.0)
-    return rows, cosines
 
 
 def linked_seeds(
@@ -101,16 +87,14 @@ def node_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig) -> lis
 
     Weight: cosine, min-max scaled over all phrases, / number of passages that hold the phrase.
     """
-    phrases = index.float_vectors("phrases")
-    if not len(phrases):
+    if not index.n_phrases:
         return [_seeds({}) for _ in queries.questions]
+    found = index.nearest_rows("phrases").find(queries.linking_vectors, config.phrase_top_k or LINKED_PHRASES)
     seeds = []
-    for start in range(0, len(queries), BLOCK_QUERIES):
-        scores = min_max(queries.linking_vectors[start : start + BLOCK_QUERIES] @ phrases.T)
-        best = largest_of_rows(scores, config.phrase_top_k or LINKED_PHRASES)
-        for row, top in zip(scores, best.tolist(), strict=True):
-            weights = {p: (float(row[p]) / _holders(index, p, config), "") for p in top}
-            seeds.append(_seeds(weights))
+    for nearest, cosines, least in zip(*found, strict=True):
+        scores = zip(nearest.tolist(), _scaled(cosines, least).tolist(), strict=True)
+        weights = {phrase: (score / _holders(index, phrase, config), "") for phrase, score in scores}
+        seeds.append(_seeds(weights))
     return seeds
 
 
@@ -123,27 +107,20 @@ def fact_seeds(
     recognition memory drops, give each of their phrases the mean of score / number of passages that hold it.
     The ``phrase_top_k`` best phrases are kept, with ``None`` all of them.
     """
-    facts = index.float_vectors("facts")
-    if not len(facts):
+    if not len(index.facts):
         return [_seeds({}) for _ in queries.questions]
-    best: list[NDArray[np.int64]] = []
-    scores: list[NDArray[np.float32]] = []
-    for start in range(0, len(queries), BLOCK_QUERIES):
-        cosines = queries.linking_vectors[start : start + BLOCK_QUERIES] @ facts.T  # (block, facts)
-        top = largest_of_rows(cosines, config.fact_top_k)
-        least = cosines.min(axis=1)
-        for row, nearest in enumerate(top):
-            best.append(nearest)
-            scores.append(_scaled(cosines[row, nearest], least[row], cosines[row, nearest[0]]))
-    kept = _recognised(index, queries, best)
+    best, cosines, least = index.nearest_rows("facts").find(queries.linking_vectors, config.fact_top_k)
+    scores = map(_scaled, cosines, least)
+    kept = _recognised(index, queries, list(best))
     return [
         _phrases_of_facts(index, scaled[positions], rows[positions], phrase_top_k, config)
         for rows, scaled, positions in zip(best, scores, kept, strict=True)
     ]
 
 
-def _scaled(cosines: NDArray[np.float32], least: np.float32, greatest: np.float32) -> NDArray[np.float32]:
-    """Scale some of the cosines of a question by the least and the greatest of all, as ``min_max`` does."""
+def _scaled(cosines: NDArray[np.float32], least: np.float32) -> NDArray[np.float32]:
+    """Scale the greatest cosines of a question by the least and the greatest of all, as ``min_max`` does."""
+    greatest = cosines[0]
     return (cosines - least) / (greatest - least) if greatest > least else np.ones_like(cosines)
 
 

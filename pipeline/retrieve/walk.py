@@ -78,6 +78,7 @@ def walk_from_seeds_and_passages(
     vectors: NDArray[np.float32],
     config: RetrieveConfig,
     solver: str,
+    cosines: Scores | None = None,
 ) -> Scores:
     """Return PPR of passages where every passage restarts with weight x min-max scaled cosine as well.
 
@@ -90,6 +91,8 @@ def walk_from_seeds_and_passages(
     config : RetrieveConfig
     solver : str
         See :func:`choose_solver`.
+    cosines : ndarray of float32, shape (Q, passages), optional
+        Those of the vectors and all passages, where the caller has them.
 
     Returns
     -------
@@ -97,9 +100,10 @@ def walk_from_seeds_and_passages(
     """
     if solver == "push":
         pusher, epsilon = index.pusher(config.damping), push_goal(config).epsilon
-        return ppr.affine.scores(pusher, index.dense_restart, vectors, weights, seeds, epsilon)
+        return ppr.affine.scores(pusher, index.dense_restart, vectors, weights, seeds, epsilon, cosines)
     restart = seeds.toarray().T.astype(np.float32)  # (N, Q)
-    restart[index.n_phrases :] += (weights[:, None] * min_max(dense_scores(index, vectors))).T
+    near = dense_scores(index, vectors) if cosines is None else cosines
+    restart[index.n_phrases :] += (weights[:, None] * min_max(near)).T
     graph = index.walked_graph(synonyms=config.synonym_edges)
     return ppr.power(graph, restart, config.damping, config.tolerance).scores[index.n_phrases :].T
 

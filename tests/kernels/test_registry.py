@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippoindex.errors import KernelError
-from hippoindex.kernels import ppr, simjoin
+from hippoindex.kernels import nearest, ppr, simjoin
 from hippoindex.kernels.spec import REGISTRY, Backend
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-CASES = [(spec.name, backend) for spec in (ppr.spec, simjoin.spec) for backend in spec.backends]
+CASES = [(spec.name, backend) for spec in (nearest.spec, ppr.spec, simjoin.spec) for backend in spec.backends]
 
 
 @pytest.mark.parametrize(("kernel", "backend"), CASES)
