@@ -339,9 +339,8 @@ def retrieve(
     executor: Annotated[
         ExecutorName,
         typer.Option(
-            help="Where questions are ranked; auto is this process unless --workers is given. That uses all "
-            "cores, but finds entities on one: workers pay from some thousand questions on, with ray "
-            "from some more."
+            help="Where questions are ranked; auto is this process for fewer than 2,000 questions, unless "
+            "--workers is given, and else workers on this machine or, with --address, on a cluster."
         ),
     ] = ExecutorName.auto,
     workers: Annotated[

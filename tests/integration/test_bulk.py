@@ -18,11 +18,12 @@ from hippoindex.cluster.executor import Executor, LocalExecutor
 from hippoindex.cluster.task_queue import Limits
 from hippoindex.errors import ExecutorError, UsageError
 from hippoindex.kernels.ppr import solve
+from hippoindex.pipeline import answer
 from hippoindex.pipeline.answer import answer_queries, open_retriever, read_gold
 from hippoindex.pipeline.bulk import rank_in_shards, solve_in_shards
 from hippoindex.pipeline.config import ClusterConfig
 from hippoindex.pipeline.queries import Query
-from hippoindex.pipeline.retrieve.base import Ranking
+from hippoindex.pipeline.retrieve.base import PARTS, Ranking
 from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
 
 Run = Callable[..., Any]
@@ -117,6 +118,24 @@ def test_auto_stays_in_this_process_unless_workers_are_given(
     monkeypatch.setattr(LocalExecutor, "run", note)
     answer_queries(sample_index, sample / "questions.jsonl", method="bm25", cluster=cluster)
     assert [executor.name for executor in made] == ([chosen] if chosen else [])
+
+
+@pytest.mark.slow
+def test_many_questions_go_to_workers_by_themselves(
+    sample_index: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = sample / "questions.jsonl"
+    here = answer_queries(sample_index, file, method="hippoindex", top_k=4)
+    monkeypatch.setattr(answer, "MANY_QUESTIONS", len(here.queries))
+    monkeypatch.setattr(answer, "available_cores", lambda: 2)
+    shared = answer_queries(sample_index, file, method="hippoindex", top_k=4)
+    assert here.ranking.parts_s is None
+    assert shared.ranking.parts_s is not None
+    assert shared.ranking.parts_s.shape == (2, len(PARTS))
+    assert set(shared.summary()["parts_queries_per_s"]) == set(PARTS)
+    assert_same(shared.ranking, here.ranking)
+    explained = answer_queries(sample_index, file, method="hippoindex", top_k=4, explain=True)
+    assert explained.ranking.parts_s is None
 
 
 class Struck(LocalExecutor):

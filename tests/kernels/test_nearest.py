@@ -1,4 +1,4 @@
-"""Nearest rows: the same whatever they are searched with, and refusals. The registry's test has the results."""
+"""Nearest rows: the same whatever they are searched with, and refusals. test_registry.py has the results."""
 
 from __future__ import annotations
 
