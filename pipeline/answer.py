@@ -364,7 +364,10 @@ def write_drawings(answers: Answers, folder: Path) -> list[Path]:
     """
     if answers.explanations is None:
         raise UsageError("--svg draws explanations: ask for them with --explain")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--svg {folder}: the folder cannot be made: {error.strerror}") from error
     files = []
     for number, (query, explained) in enumerate(zip(answers.queries, answers.explanations, strict=True), 1):
         files.append(folder / f"{number:04d}.svg")

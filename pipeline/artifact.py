@@ -627,9 +627,13 @@ def checksums_text(digests: Mapping[str, str]) -> str:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON with sorted keys, two spaces and a final newline."""
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    """Write :func:`json_text`."""
+    file.write_text(json_text(content), encoding="utf-8")
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Return JSON with sorted keys, two spaces and a final newline."""
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def file_entry(file: Path) -> FileEntry:

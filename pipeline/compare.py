@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,35 @@ def _known(values: Sequence[float | None], others: Sequence[float | None]) -> tu
 def _read(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from error
     questions = report.get("questions") if isinstance(report, dict) else None
-    if not isinstance(questions, dict) or not isinstance(questions.get("methods"), dict):
+    if not isinstance(questions, dict) or not _are_results(questions.get("ids"), questions.get("methods")):
         raise InputError(
-            f"{path} holds no results per question; write it with `hippoindex evaluate --output`"
+            f"{path} holds no results per question, or some that are damaged; write it with "
+            "`hippoindex evaluate --output`"
         )
     return questions
+
+
+def _are_results(ids: object, methods: object) -> bool:
+    """Whether there is a figure, or none known, of every metric of every method for each of distinct ids."""
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+        return False
+    if len(set(ids)) < len(ids) or not isinstance(methods, dict):
+        return False
+    metrics = list(methods.values())
+    if not all(isinstance(of_method, dict) for of_method in metrics):
+        return False
+    columns = [values for of_method in metrics for values in of_method.values()]
+    return all(
+        isinstance(values, list) and len(values) == len(ids) and all(map(_is_figure, values))
+        for values in columns
+    )
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
 def _common_order(a: Mapping[str, Any], b: Mapping[str, Any], first: Path, second: Path) -> list[int]:

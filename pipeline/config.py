@@ -21,9 +21,9 @@ from hippoindex.errors import UsageError
 
 
 class Section(pydantic.BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that refuses unknown keys, and numbers that are not finite."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CorpusConfig(Section):

@@ -505,8 +505,19 @@ def _object_record(line: int, value: object, raw: bytes = b"") -> Record:
     return Record(line, None, f"the record is {_kind(value)}, not an object", raw or _dump(value))
 
 
-def read_json_list(path: Path | RemoteFile) -> Iterator[Record]:
+_JSON_LINES_HINT = (
+    ". A corpus of one object a line is JSON Lines: name it .jsonl, or --set corpus.format=jsonl"
+)
+
+
+def read_json_list(path: Path | RemoteFile, hint: str = "") -> Iterator[Record]:
     """Read a JSON list of objects, the whole file at once; ``line`` is the 1-based number in the list.
+
+    Parameters
+    ----------
+    path : Path or RemoteFile
+    hint : str
+        What to do if it is no JSON, for the error.
 
     Raises
     ------
@@ -521,8 +532,7 @@ def read_json_list(path: Path | RemoteFile) -> Iterator[Record]:
         raise InputError(f"{path}: not valid UTF-8 (byte {error.start + 1})") from error
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno}). "
-            "A corpus of one object a line is JSON Lines: name it .jsonl, or --set corpus.format=jsonl"
+            f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno}){hint}"
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON: {error}") from error
@@ -554,7 +564,7 @@ def _read_jsonl(file: _CorpusFile, names: FieldNames) -> Iterator[Record]:
 
 
 def _read_json(file: _CorpusFile, names: FieldNames) -> Iterator[Record]:
-    return _checked(read_json_list(file.path), file.path, names)
+    return _checked(read_json_list(file.path, _JSON_LINES_HINT), file.path, names)
 
 
 def _read_csv(file: _CorpusFile, names: FieldNames) -> Iterator[Record]:

@@ -15,7 +15,15 @@ from rich.table import Table
 
 from hippoindex.errors import UsageError
 from hippoindex.pipeline.artifact import Index, Manifest
-from hippoindex.pipeline.evaluation_report import best_figures, reader_remark, remarks, shown_metrics
+from hippoindex.pipeline.evaluation_report import (
+    ANSWER_METRICS,
+    METRICS,
+    best_figures,
+    gold_remark,
+    reader_remark,
+    remarks,
+    shown_metrics,
+)
 from hippoindex.pipeline.normalise import normaliser
 from hippoindex.pipeline.openie_quality import LOSSES
 from hippoindex.pipeline.retrieve.base import Ranking
@@ -77,51 +85,67 @@ def build_summary(result: BuildResult) -> RenderableType:
 
 
 def evaluation_table(report: Mapping[str, Any]) -> RenderableType:
-    """Return the table of an evaluation: one row per method, recalls in percent, the best ones in bold."""
-    metrics = shown_metrics(report["methods"])
-    best = best_figures(report["methods"])
-    table = Table(title=f"{report['n']} questions, recall in percent", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    for heading in (*metrics, r"R@5 - dense \[95 %]"):
+    """Return the tables of an evaluation: a row per method, figures in percent, the best ones in bold.
+
+    Recalls and answers have a table each, as both together are too wide for 80 columns.
+    """
+    rows = report["methods"]
+    best = best_figures(rows)
+    title = f"{report['n']} questions, recall in percent"
+    parts: list[RenderableType] = [_figures_table(title, rows, METRICS, best, with_interval=True)]
+    if shown_metrics(rows).keys() > METRICS.keys():
+        parts.append(_figures_table("Answers, in percent", rows, ANSWER_METRICS, best, with_interval=False))
+    said = [text for name, row in rows.items() for text in remarks(name, row)]
+    said += [text for text in (gold_remark(report), reader_remark(report)) if text]
+    return Group(*parts, *map(escape, said))
+
+
+def _figures_table(
+    title: str,
+    rows: Mapping[str, Mapping[str, Any]],
+    metrics: Mapping[str, str],
+    best: Mapping[str, float],
+    *,
+    with_interval: bool,
+) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("method", overflow="fold")
+    for heading in (*metrics, *([r"R@5 - dense \[95 %]"] if with_interval else [])):
         table.add_column(heading, justify="right", no_wrap=True)
-    said = []
-    for name, row in report["methods"].items():
-        mean, low, high = row["delta_recall@5"]
-        interval = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    for name, row in rows.items():
         shown = {metric: f"{row[metric]:.1f}" for metric in metrics.values()}
         cells = [f"[bold]{text}[/]" if float(text) == best[m] else text for m, text in shown.items()]
-        table.add_row(name, *cells, escape(interval))
-        if row.get("fallbacks"):
-            said.append(
-                f"{name}: {row['fallbacks']} questions without a phrase, ranked by their dense scores"
-            )
-        said += remarks(name, row)
-    if reader := reader_remark(report):
-        said.append(reader)
-    return Group(table, *map(escape, said))
+        table.add_row(name, *cells, *([_interval(row["delta_recall@5"])] if with_interval else []))
+    return table
 
 
-def comparison_table(result: Mapping[str, Any]) -> RenderableType:
-    """Return the table of two evaluations compared question by question."""
+def _interval(difference: Sequence[float]) -> str:
+    mean, low, high = difference
+    return escape(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]")
+
+
+def comparison_tables(result: Mapping[str, Any]) -> RenderableType:
+    """Return the tables of two evaluations compared question by question, one for each pair of methods."""
     title = f"{result['n']} questions: {escape(result['second'])} against {escape(result['first'])}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("method", no_wrap=True)
-    for heading in ("metric", "first", "second", r"second - first \[95 %]", "p", "better", "worse"):
-        table.add_column(heading, justify="left" if heading == "metric" else "right", no_wrap=True)
+    headings = {metric: heading for heading, metric in (METRICS | ANSWER_METRICS).items()}
+    tables: dict[str, Table] = {}
     for row in result["rows"]:
-        name = row["method"] if row["method"] == row["other"] else f"{row['method']} : {row['other']}"
-        mean, low, high = row["difference"]
-        table.add_row(
-            escape(name),
-            row["metric"],
+        name = row["method"] if row["method"] == row["other"] else f"{row['other']} against {row['method']}"
+        if name not in tables:
+            table = tables[name] = Table(title=escape(name), title_justify="left")
+            table.add_column("metric")
+            for heading in ("first", "second", r"second - first \[95 %]", "p", "better", "worse"):
+                table.add_column(heading, justify="right", no_wrap=True)
+        tables[name].add_row(
+            headings.get(row["metric"], row["metric"]),
             f"{row['first']:.1f}",
             f"{row['second']:.1f}",
-            escape(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"),
+            _interval(row["difference"]),
             f"{row['p']:.4f}",
             str(row["better"]),
             str(row["worse"]),
         )
-    return table
+    return Group(title, *tables.values())
 
 
 def openie_tables(report: Mapping[str, Any]) -> RenderableType:

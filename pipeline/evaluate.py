@@ -71,9 +71,11 @@ def evaluate(
     InputError
         If no query has a gold passage, one is not in the index, or with ``qa`` no query has an answer.
     UsageError
-        If a method is unknown, or ``qa`` or ``ircot_steps`` is asked for without a reader.
+        If there is no method, one is unknown, or ``qa`` or ``ircot_steps`` is asked for without a reader.
     """
     judged = judged_queries(queries)
+    if not methods:
+        raise UsageError(f"No method to measure was named; there are {', '.join(METHODS)}")
     for method in methods:
         find_method(METHODS, method)
     _require_reader(retriever, judged, qa=qa, ircot_steps=ircot_steps)

@@ -12,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
+from hippoindex.cluster.atomic import atomic_write
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline import schemas
+from hippoindex.pipeline.artifact import json_text
 from hippoindex.pipeline.config import CorpusConfig, ExtractConfig
 from hippoindex.pipeline.corpus import CorpusReader
 from hippoindex.pipeline.extract.base import Passage, Triple
@@ -83,6 +85,18 @@ def evaluate_openie(
     if known is not None and corpus is not None:
         report["agreement"] = _agreement(process, corpus, known, limit)
     return report
+
+
+def write_openie_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write a report as JSON.
+
+    Raises
+    ------
+    HippoIndexError
+        If the file cannot be written.
+    """
+    with atomic_write(path) as file:
+        file.write(json_text(report).encode())
 
 
 def read_carb(path: Path) -> dict[str, list[OpenTuple]]:

@@ -9,7 +9,8 @@ from typing import Any
 import jinja2
 
 from hippoindex.cluster.atomic import atomic_write
-from hippoindex.pipeline.artifact import write_json
+from hippoindex.errors import UsageError
+from hippoindex.pipeline.artifact import json_text
 from hippoindex.pipeline.evaluate import BASELINE
 
 METRICS = {
@@ -39,12 +40,33 @@ def write_report(report: Mapping[str, Any], path: Path) -> list[Path]:
     Returns
     -------
     list of Path
+
+    Raises
+    ------
+    UsageError
+        If one of the others would take the place of the JSON file.
+    HippoIndexError
+        If a file cannot be written.
     """
-    files = [path, path.with_suffix(".md"), path.with_suffix(".svg")]
-    write_json(path, report)
-    for file, text in zip(files[1:], (markdown(report, files[2].name), curves_svg(report)), strict=True):
+    files = report_files(path)
+    texts = json_text(report), markdown(report, files[2].name), curves_svg(report)
+    for file, text in zip(files, texts, strict=True):
         with atomic_write(file) as stream:
             stream.write(text.encode())
+    return files
+
+
+def report_files(path: Path) -> list[Path]:
+    """Return the files that make a report: JSON, Markdown, SVG.
+
+    Raises
+    ------
+    UsageError
+        If the name of the JSON file ends as one of the others does.
+    """
+    files = [path, path.with_suffix(".md"), path.with_suffix(".svg")]
+    if path in files[1:]:
+        raise UsageError(f"{path}: a table and a figure go beside the JSON file; call it {path.stem}.json")
     return files
 
 
@@ -63,6 +85,11 @@ def best_figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def remarks(name: str, row: Mapping[str, Any]) -> list[str]:
     """Return what a reader of a method's figures must know."""
     said = []
+    if row.get("fallbacks"):
+        said.append(
+            f"{name}: {row['fallbacks']} questions had no phrase to start from and fell back to the cosines "
+            "of passages"
+        )
     if row.get("notes"):
         said.append(f"{name}: {row['notes']}")
     facts = row.get("recognition_memory")
@@ -104,13 +131,27 @@ def reader_remark(report: Mapping[str, Any]) -> str:
     )
 
 
+def gold_remark(report: Mapping[str, Any]) -> str:
+    """Return which questions and gold passages could not be found; empty if there were none."""
+    counts = report.get("queries", {})
+    said = []
+    if counts.get("without_gold"):
+        said.append(f"{counts['without_gold']} questions without a gold passage were left out")
+    if counts.get("gold_not_in_index"):
+        said.append(
+            f"{counts['gold_not_in_index']} of {counts['gold_passages']} gold passages are not in the index "
+            "and count as never found"
+        )
+    return "; ".join(said)
+
+
 def markdown(report: Mapping[str, Any], figure: str | None = None) -> str:
     """Return the table of an evaluation as Markdown, the best figure of each metric in bold."""
     metrics = shown_metrics(report["methods"])
     best = best_figures(report["methods"])
     head = (
         f"{report['n']} questions, recall in percent; R@5 - dense with a 95 % paired bootstrap interval; how "
-        "many questions found no phrase and fell back to dense scores."
+        "many questions found no phrase to start from and fell back to the cosines of passages."
     )
     lines = [
         head,
@@ -127,7 +168,7 @@ def markdown(report: Mapping[str, Any], figure: str | None = None) -> str:
             f"| {name} | {' | '.join([*cells, delta, '' if fell_back is None else str(fell_back)])} |"
         )
     said = [text for name, row in report["methods"].items() for text in remarks(name, row)]
-    lines += [f"\n{text}." for text in [*said, reader_remark(report)] if text]
+    lines += [f"\n{text}." for text in [*said, gold_remark(report), reader_remark(report)] if text]
     if figure:
         lines += ["", f"![recall@k]({figure})"]
     return "\n".join(lines) + "\n"

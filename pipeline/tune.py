@@ -36,9 +36,9 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     Raises
     ------
     UsageError
-        If one is not of that form, or is no setting of retrieval.
+        If one is not of that form, is no setting of retrieval, or is there twice.
     """
-    grid = {}
+    grid: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         key, separator, values = text.partition("=")
         name = key.strip().removeprefix("retrieve.")
@@ -46,7 +46,14 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
             raise UsageError(f"--grid {text!r}: expected retrieve.key=value,value,..., e.g. fact_top_k=3,5")
         if name not in RetrieveConfig.model_fields or name in ("method", "top_k"):
             raise UsageError(f"--grid {text!r}: {name!r} is no setting that rankings can be tuned by")
-        grid[name] = tuple(yaml.safe_load(value) for value in values.split(","))
+        if name in grid:
+            raise UsageError(
+                f"--grid {text!r}: {name} is there twice; give its values once, joined by commas"
+            )
+        try:
+            grid[name] = tuple(yaml.safe_load(value) for value in values.split(","))
+        except yaml.YAMLError as error:
+            raise UsageError(f"--grid {text!r}: the values are not valid YAML, joined by commas") from error
     return grid
 
 
@@ -58,6 +65,7 @@ def tune(
     grid: Mapping[str, Sequence[Any]] | None = None,
     metric: str = "recall@5",
     folds: int = 5,
+    allow_missing: bool = False,
 ) -> dict[str, Any]:
     """Search a grid of settings by cross-validation.
 
@@ -78,24 +86,29 @@ def tune(
     metric : str
         As in an evaluation, e.g. "recall@5"; several joined by "+" are averaged.
     folds : int
+    allow_missing : bool
+        Whether gold passages that are not in the index are counted, as never found, instead of refused.
 
     Returns
     -------
     dict
-        ``{"settings", "in_sample", "out_of_fold", "untuned", "chosen_by_fold", ...}``, figures in percent.
+        ``{"settings", "in_sample", "out_of_fold", "untuned", "chosen_by_fold", "gold_not_in_index", ...}``,
+        figures in percent.
 
     Raises
     ------
     UsageError
         If there are fewer questions than folds, no such metric or setting, or too many settings.
     InputError
-        If no question has a gold passage.
+        If no question has a gold passage, or one is not in the index.
     """
     judged = judged_queries(queries)
     if not 2 <= folds <= len(judged):
         raise UsageError(f"{folds} folds of {len(judged)} questions: expected 2 or more, at most one each")
     candidates = _candidates(retriever.config, GRID if grid is None else grid)
     gold = Gold(retriever.index, judged)
+    if not allow_missing:
+        gold.require_found()
     batch = retriever.encode(judged)
     rows = []
     for number, (_, config) in enumerate(candidates):
@@ -111,6 +124,7 @@ def tune(
         "method": method,
         "metric": metric,
         "questions": len(judged),
+        "gold_not_in_index": gold.n_missing,
         "folds": folds,
         "settings_tried": len(candidates),
         "settings": candidates[best][0],

@@ -6,7 +6,8 @@ with that sentence. A question is closed when the sentence says "So the answer i
 after the last step.
 
 The scores of a step are scaled to 0..1 over the passages that it retrieves, since a cosine and a probability
-do not compare; a passage keeps the best score of all steps. Of equal ones the earlier step comes first.
+do not compare; a passage keeps the best score of all steps. Of equal ones the earlier step comes first. A
+step whose scores are all equal has told no passage from another: they count 0.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ def _step(
 ) -> Ranking:
     """Retrieve for questions that are open."""
     ranking = retriever.rank(batch, method, top_k=max(top_k, POOL))
-    scaled = min_max(ranking.scores) if ranking.scores.size else ranking.scores
+    low, high = ranking.scores.min(axis=1, keepdims=True), ranking.scores.max(axis=1, keepdims=True)
+    scaled = np.where(high > low, min_max(ranking.scores), 0.0)
     for chain, rows, scores in zip(chains, ranking.rows.tolist(), scaled.tolist(), strict=True):
         chain.add(rows, scores)
     return ranking

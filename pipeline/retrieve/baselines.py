@@ -17,15 +17,21 @@ def bm25(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
     """Rank by BM25 (Lucene's variant, k1 1.5, b 0.75, English stop words) over title and text."""
     titles, texts = (index.passages[name].to_pylist() for name in ("title", "text"))
     documents = [f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)]
+    words = _words(documents)
     retriever = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-    retriever.index(_words(documents), show_progress=False)
-    vocabulary = retriever.vocab_dict
-    scores = np.zeros((len(queries), len(documents)), dtype=np.float32)
-    for row, words in enumerate(_words(list(queries.questions))):
-        known = [word for word in words if word in vocabulary]
-        if known:
-            scores[row] = retriever.get_scores(known)
-    return top_k(scores, config.top_k, config.ties)
+    if any(words):
+        retriever.index(words, show_progress=False)
+    vocabulary = retriever.vocab_dict if any(words) else {}
+    parts = []
+    for start in range(0, len(queries), BLOCK_QUERIES):
+        asked = _words(list(queries.questions[start : start + BLOCK_QUERIES]))
+        scores = np.zeros((len(asked), len(documents)), dtype=np.float32)
+        for row, question in enumerate(asked):
+            known = [word for word in question if word in vocabulary]
+            if known:
+                scores[row] = retriever.get_scores(known)
+        parts.append(top_k(scores, config.top_k, config.ties))
+    return joined(parts)
 
 
 def dense(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:

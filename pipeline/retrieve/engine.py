@@ -16,7 +16,7 @@ import structlog
 from numpy.typing import NDArray
 from spacy.language import Language
 
-from hippoindex.errors import ModelError
+from hippoindex.errors import ModelError, UsageError
 from hippoindex.pipeline.artifact import Index, open_index
 from hippoindex.pipeline.config import EmbedConfig, GraphConfig, RetrieveConfig
 from hippoindex.pipeline.embed import embedder_fingerprint, open_embedder
@@ -173,7 +173,7 @@ class Retriever:
         return rows, vectors
 
     def _phrases(self, names: Sequence[str], question: str) -> list[str]:
-        """Normalise entity names, each once; a question without any stands for itself."""
+        """Normalise entity names, each once; a question without any is one itself, as a whole."""
         phrases = dict.fromkeys(phrase for phrase in map(self._normalise, names) if phrase)
         whole = self._normalise(question)
         return list(phrases) or ([whole] if whole else [])
@@ -196,8 +196,10 @@ class Retriever:
         Raises
         ------
         UsageError
-            If there is no such method.
+            If there is no such method, or no question.
         """
+        if not len(batch):
+            raise UsageError("There is no question to rank passages for")
         config = self.config if top_k is None else self.config.model_copy(update={"top_k": top_k})
         ranks = find_method(METHODS, method or config.method)
         counting = replace(batch, recognised=Counter())

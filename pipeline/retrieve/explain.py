@@ -28,6 +28,8 @@ NO_PREDECESSOR = -9999
 EPSILON = 1e-9
 """Where the pushes behind contributions stop: fine enough for their sums to meet the scores."""
 NEAR_PASSAGES = "all passages, by their cosine"
+WALK_OF_LINKING = {"query-to-fact": "facts", "ner-to-node": "entities", "query-to-node": "phrases"}
+"""What the one walk of ``hipporag2`` is called, by what it starts from."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Contribution:
     Attributes
     ----------
     walk : str
-        "facts", "entities" or "feedback".
+        "facts", "entities", "phrases" or "feedback".
     source : str
         A phrase, the id of a passage, or that every passage restarts.
     origin : str
@@ -164,7 +166,7 @@ def explain_ranking(
     UsageError
         If the method does not walk the whole graph from phrases.
     """
-    explainer = Explainer(index, config.damping)
+    explainer = Explainer(index, config.damping, synonyms=config.synonym_edges)
     if method == "hippoindex":
         return _explain_fusion(explainer, index, queries, ranking, config)
     design = HIPPORAG2.changed(config)
@@ -173,13 +175,16 @@ def explain_ranking(
             f"{method} as it is set does not walk the whole graph; what can be explained is hipporag2 and "
             "hippoindex"
         )
+    if config.ensemble_cosine is not None:
+        raise UsageError("Averages with dense scores are not explained: set retrieve.ensemble_cosine=null")
+    name = WALK_OF_LINKING[design.linking]
     explained = []
     for number, seeds in enumerate(hipporag_seeds(index, queries, config, design)):
         rows = ranking.rows[number]
         scores = ranking.scores[number].astype(np.float32)
         walk = _walk_of_seeds(index, seeds, config.passage_weight, scores)
-        walks = {"facts": walk} if len(seeds.rows) else {}
-        terms = {"facts" if walks else "dense": scores}
+        walks = {name: walk} if len(seeds.rows) else {}
+        terms = {name if walks else "dense": scores}
         vector = queries.vectors[number]
         paths = [explainer.explain(seeds, rows)]
         explained.append(_explanations(index, rows, terms, walks, paths, vector, config))
@@ -199,7 +204,8 @@ def _explain_fusion(
             terms = {name: values[place, rows] for name, values in scored.terms.items()}
             reached = {name: values[place, rows] for name, values in scored.walks.items()}
             facts = seeds.facts[number]
-            walks = {"facts": _walk_of_seeds(index, facts, config.passage_weight, reached["facts"])}
+            weight = config.passage_weight or float(not len(facts.rows))  # as ``fusion.score`` has it
+            walks = {"facts": _walk_of_seeds(index, facts, weight, reached["facts"])}
             if "entities" in reached:
                 walks["entities"] = _walk_of_seeds(index, seeds.entities[number], 0.0, reached["entities"])
             paths = [explainer.explain(facts, rows)]
@@ -312,11 +318,18 @@ class Explainer:
 
     The path that maximises ``seed share x product of damping x weight / degree`` is the shortest path under
     the negative logarithm of the steps' probabilities.
+
+    Parameters
+    ----------
+    index : Index
+    damping : float
+    synonyms : bool
+        Whether walks follow synonym edges.
     """
 
-    def __init__(self, index: Index, damping: float) -> None:
+    def __init__(self, index: Index, damping: float, *, synonyms: bool = True) -> None:
         self._index = index
-        graph = index.graph
+        graph = index.walked_graph(synonyms=synonyms)
         degrees = np.repeat(graph.degrees, np.diff(graph.indptr))
         costs = -np.log(damping * graph.weights / degrees)  # positive: weight <= degree, damping < 1
         shape = (graph.n_nodes, graph.n_nodes)

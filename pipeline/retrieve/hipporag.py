@@ -97,7 +97,7 @@ def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Des
         parts.append(dense(index, queries.take(others), config))
     order = np.argsort(np.concatenate([numbers, others]), kind="stable")
     ranking = joined(parts)
-    certified = parts[0].certified_k
+    certified = parts[0].certified_k if len(numbers) else np.empty(0, np.int64)
     if certified is not None:  # cosines are not bounded but computed
         full = np.full(len(others), ranking.rows.shape[1], dtype=np.int64)
         certified = np.concatenate([certified, full])[order]

@@ -10,6 +10,7 @@ import json
 import re
 import signal
 import sys
+import traceback
 from contextlib import closing
 from enum import StrEnum
 from importlib import resources
@@ -115,6 +116,10 @@ MaxUsdOption = Annotated[
         help="Stop before a paid endpoint has cost more US dollars than this; needs extract.price_usd.",
         show_default=False,
     ),
+]
+AllowMissingOption = Annotated[
+    bool,
+    typer.Option("--allow-missing", help="Count gold passages that are not in the index as never found."),
 ]
 StrictOption = Annotated[
     bool,
@@ -357,6 +362,7 @@ def retrieve(
 
     if svg is not None and not explain:
         raise UsageError("--svg draws explanations: ask for them with --explain")
+    _require_folder(output)
     answers = answer_queries(
         index,
         queries,
@@ -402,10 +408,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    allow_missing: Annotated[
-        bool,
-        typer.Option("--allow-missing", help="Count gold passages that are not in the index as never found."),
-    ] = False,
+    allow_missing: AllowMissingOption = False,
     qa: Annotated[
         bool,
         typer.Option(
@@ -439,8 +442,10 @@ def evaluate(
     """Measure recall of methods on questions with gold passages."""
     from hippoindex.pipeline.answer import evaluate_queries
     from hippoindex.pipeline.display import evaluation_table
-    from hippoindex.pipeline.evaluation_report import write_report
+    from hippoindex.pipeline.evaluation_report import report_files, write_report
 
+    if output is not None:
+        _require_folder(*report_files(output))
     demands = [_parse_demand(demand) for demand in require or ()]
     names = [name.strip() for name in methods.split(",") if name.strip()]
     report = evaluate_queries(
@@ -475,13 +480,13 @@ def compare(
 ) -> None:
     """Compare two evaluations question by question: differences, intervals, a permutation test."""
     from hippoindex.pipeline.compare import compare as compare_reports
-    from hippoindex.pipeline.display import comparison_table
+    from hippoindex.pipeline.display import comparison_tables
 
     result = compare_reports(first, second, method)
     if as_json:
         _print_json(result)
     else:
-        Console().print(comparison_table(result))
+        Console().print(comparison_tables(result))
 
 
 @app.command()
@@ -503,6 +508,7 @@ def tune(
         ),
     ] = None,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the questions, each left out once.")] = 5,
+    allow_missing: AllowMissingOption = False,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -512,11 +518,14 @@ def tune(
     from hippoindex.pipeline.tune import parse_grid, write_tuned
     from hippoindex.pipeline.tune import tune as tune_settings
 
+    _require_folder(output)
     with closing(open_retriever(index, overrides or ())) as retriever:
         asked = read_gold(retriever.index, queries).queries
         name = method or retriever.config.method
         searched = parse_grid(grid) if grid else None
-        result = tune_settings(retriever, asked, name, grid=searched, metric=metric, folds=folds)
+        result = tune_settings(
+            retriever, asked, name, grid=searched, metric=metric, folds=folds, allow_missing=allow_missing
+        )
     write_tuned(result, output)
     if as_json:
         _print_json(result)
@@ -552,11 +561,12 @@ def evaluate_openie(
     as_json: JsonOption = False,
 ) -> None:
     """Measure an extraction engine: CaRB scores, agreement with a reference extraction."""
-    from hippoindex.pipeline.artifact import write_json
     from hippoindex.pipeline.config import load_config
     from hippoindex.pipeline.display import openie_tables
     from hippoindex.pipeline.evaluate_openie import evaluate_openie as evaluate_engine
+    from hippoindex.pipeline.evaluate_openie import write_openie_report
 
+    _require_folder(output)
     if require_f1 is not None and gold is None:
         raise UsageError("--require-f1 needs --gold")
     settings = load_config(config, overrides or (), corpus__path=corpus or None)
@@ -568,7 +578,7 @@ def evaluate_openie(
         limit=limit,
     )
     if output is not None:
-        write_json(output, report)
+        write_openie_report(report, output)
     if as_json:
         _print_json(report)
     else:
@@ -723,8 +733,17 @@ def models_fetch(
         typer.echo(f"{model.name}: {model.path} ({model.source})")
 
 
+def _require_folder(*files: Path | None) -> None:
+    """Refuse, before the work begins, files that could not be written at its end."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{file} cannot be written: there is no folder {file.parent}")
+        if file is not None and file.is_dir():
+            raise UsageError(f"{file} cannot be written: it is a folder")
+
+
 def _parse_demand(text: str) -> tuple[str, str, float]:
-    match = re.fullmatch(r"\s*([^:\s]+):([^>=\s]+)\s*>=\s*([0-9.]+)\s*", text)
+    match = re.fullmatch(r"\s*([^:\s]+):([^>=\s]+)\s*>=\s*(\d+\.?\d*|\.\d+)\s*", text)
     if match is None:
         raise UsageError(f"--require {text!r}: expected METHOD:METRIC>=PERCENT, e.g. hippoindex:recall@5>=70")
     return match[1], match[2], float(match[3])
@@ -760,7 +779,10 @@ def _print_json(value: Any) -> None:
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its code.
+
+    An error that nobody foresaw keeps its traceback; its code is 3, as 1 says that a threshold was not met.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
@@ -768,6 +790,9 @@ def main() -> None:
     except HippoIndexError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {_escaped(error)}")
         sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - whatever it is, the code must not be 1
+        traceback.print_exc()
+        sys.exit(3)
 
 
 def _interrupt(number: int, _: object) -> None:

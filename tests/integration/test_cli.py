@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from hippoindex import cli
+
 Run = Callable[..., Any]
 
 
@@ -56,6 +58,9 @@ def test_help_names_every_option(run_cli: Run, command: list[str], mentions: lis
         (["retrieve", "--index", "nowhere", "--queries", "q.jsonl"], "nowhere is not an index"),
         (["inspect", "nowhere"], "nowhere is not an index"),
         (["evaluate", "--index", "i", "--queries", "q", "--require", "recall=1"], "METHOD:METRIC>=PERCENT"),
+        (["evaluate", "--index", "i", "--queries", "q", "--require", "a:b>=1.2.3"], "METHOD:METRIC>=PERCENT"),
+        (["evaluate", "--index", "i", "--queries", "q", "--output", "r.md"], "call it r.json"),
+        (["retrieve", "--index", "i", "--queries", "q", "--output", "no/x.jsonl"], "there is no folder no"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_what_is_wrong(
@@ -65,6 +70,17 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_unforeseen_error_is_no_missed_threshold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda: {}["nothing"])
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 3
+    assert "KeyError: 'nothing'" in capsys.readouterr().err
 
 
 def test_index_prints_json_and_leaves_nothing_but_the_index(

@@ -237,6 +237,8 @@ def test_a_question_none_of_whose_facts_survives_falls_back_to_dense(
     dense = retriever.rank(batch, "dense", top_k=4)
     np.testing.assert_array_equal(ranking.rows[1:], dense.rows[1:])
     assert ranking.certified_share == 1.0
+    others = filtering.rank(batch.take(np.arange(1, len(queries))), "hipporag2", top_k=4)
+    assert others.certified_share == 1.0  # a shard of such questions says what all together say
 
 
 def test_a_filter_that_names_facts_it_was_not_given_is_refused(

@@ -290,6 +290,16 @@ def test_steps_end_and_one_step_is_the_method_itself(
         interleave(reading, reading.reader, batch, "dense", steps=0)
 
 
+def test_a_step_that_finds_nothing_moves_no_passage(
+    server: ReaderServer, reading: Retriever, queries: list[Query]
+) -> None:
+    assert reading.reader is not None
+    server.script = lambda *_: "Xyzzy plugh."  # words of no passage: BM25 has 0 for all
+    batch = reading.encode(queries)
+    found = interleave(reading, reading.reader, batch, "bm25", steps=2, top_k=5)
+    np.testing.assert_array_equal(found.ranking.rows, reading.rank(batch, "bm25", top_k=5).rows)
+
+
 def test_a_failed_thought_keeps_what_was_retrieved(
     server: ReaderServer, reading: Retriever, queries: list[Query]
 ) -> None:

@@ -6,8 +6,10 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,7 +18,8 @@ from hippoindex.kernels import ppr
 from hippoindex.pipeline.answer import Answers, answer_queries, open_retriever, read_gold
 from hippoindex.pipeline.artifact import Manifest
 from hippoindex.pipeline.queries import Query
-from hippoindex.pipeline.retrieve.base import QueryBatch, Seeds
+from hippoindex.pipeline.retrieve import baselines
+from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, Seeds, top_k
 from hippoindex.pipeline.retrieve.engine import METHODS, Retriever
 from hippoindex.pipeline.retrieve.explain import Explainer
 from hippoindex.pipeline.retrieve.seeds import entity_seeds, fact_seeds, with_entities
@@ -221,6 +224,39 @@ def test_methods_that_do_not_walk_from_phrases_to_passages_are_not_explained(
         retriever.explain(batch, retriever.rank(batch, "dense"), "dense")
 
 
+def test_paths_follow_the_edges_that_were_walked(retriever: Retriever, queries: list[Query]) -> None:
+    without = Retriever(retriever.index, retriever.config.model_copy(update={"synonym_edges": False}))
+    for used, synonyms in ((retriever, True), (without, False)):
+        batch = used.encode(queries)
+        explained = used.explain(batch, used.rank(batch, "hipporag2"), "hipporag2")
+        paths = [str(path) for row in explained for found in row for path in found.paths]
+        assert any("(synonym: " in path for path in paths) == synonyms
+
+
+def test_a_walk_from_passages_alone_is_explained_by_them(retriever: Retriever) -> None:
+    config = retriever.config.model_copy(update={"passage_weight": 0.0, "epsilon": 1e-9})
+    used = Retriever(retriever.index, config, fact_filter=lambda questions, _: [[] for _ in questions])
+    batch = used.encode([Query("q", "???")])
+    ranking = used.rank(batch, "hippoindex", top_k=3)
+    assert ranking.fallbacks == 1
+    for found in used.explain(batch, ranking, "hippoindex")[0]:
+        assert found.probabilities["facts"] > 0
+        parts = [part for part in found.contributions if part.walk == "facts"]
+        assert [part.source for part in parts] == ["all passages, by their cosine"]
+        assert parts[0].probability == pytest.approx(found.probabilities["facts"], rel=1e-3)
+
+
+def test_an_explanation_names_what_was_walked_from_or_is_refused(
+    retriever: Retriever, batch: QueryBatch
+) -> None:
+    named = Retriever(retriever.index, retriever.config.model_copy(update={"linking": "ner-to-node"}))
+    found = named.explain(batch, named.rank(batch, "hipporag2", top_k=1), "hipporag2")[0][0]
+    assert {part.walk for part in found.contributions} == set(found.terms) == {"entities"}
+    mixed = Retriever(retriever.index, retriever.config.model_copy(update={"ensemble_cosine": 0.99}))
+    with pytest.raises(UsageError, match="ensemble_cosine=null"):
+        mixed.explain(batch, mixed.rank(batch, "hipporag2", top_k=1), "hipporag2")
+
+
 def test_a_question_without_seeds_has_no_path(retriever: Retriever) -> None:
     none = Seeds(np.empty(0, np.int64), np.empty(0), [])
     assert Explainer(retriever.index, 0.5).explain(none, np.array([0, 1])) == [None, None]
@@ -250,6 +286,35 @@ def test_another_embedding_model_than_the_index_has_is_refused(retriever: Retrie
     other = replace(retriever.index, manifest=Manifest.model_validate(content))
     with pytest.raises(ModelError, match="their vectors cannot be compared"):
         Retriever(other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_question_at_all_is_refused(retriever: Retriever, method: str) -> None:
+    with pytest.raises(UsageError, match="no question"):
+        retriever.rank(retriever.encode([]), method)
+
+
+def test_bm25_goes_through_questions_in_blocks_and_needs_no_words(
+    retriever: Retriever, batch: QueryBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = retriever.rank(batch, "bm25", top_k=5)
+    made: list[int] = []
+
+    def counted(scores: np.ndarray, *arguments: Any) -> Ranking:
+        made.append(len(scores))
+        return top_k(scores, *arguments)
+
+    monkeypatch.setattr(baselines, "BLOCK_QUERIES", 5)
+    monkeypatch.setattr(baselines, "top_k", counted)
+    blocks = retriever.rank(batch, "bm25", top_k=5)
+    assert made == [5, 5, 2]
+    np.testing.assert_array_equal(blocks.rows, whole.rows)
+    np.testing.assert_array_equal(blocks.scores, whole.scores)
+    wordless = replace(retriever.index)
+    wordless.__dict__["passages"] = pa.table({"title": ["", ""], "text": ["of the", "and"]})
+    scores = baselines.bm25(wordless, batch, retriever.config).scores
+    assert scores.shape == (len(batch), 2)
+    assert not scores.any()
 
 
 def test_unknown_methods_and_kinds_of_vectors_are_refused(retriever: Retriever, batch: QueryBatch) -> None:

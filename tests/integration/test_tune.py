@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hippoindex.errors import InputError, UsageError
 from hippoindex.pipeline.answer import evaluate_queries, open_retriever, read_gold
 from hippoindex.pipeline.evaluate import Gold
+from hippoindex.pipeline.evaluation_report import markdown
 from hippoindex.pipeline.queries import Query
 from hippoindex.pipeline.retrieve.engine import Retriever
 from hippoindex.pipeline.tune import parse_grid, tune, write_tuned
@@ -64,12 +66,15 @@ def test_equal_settings_leave_things_as_they_are(retriever: Retriever, queries: 
         ("fact_top_k", "expected retrieve.key=value"),
         ("magic=1,2", "'magic' is no setting"),
         ("top_k=1", "no setting"),
+        ("fact_top_k=[3,5]", "not valid YAML"),
     ],
 )
 def test_a_malformed_grid_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_grid([text])
     assert parse_grid(["retrieve.fact_top_k=3,5"]) == {"fact_top_k": (3, 5)}
+    with pytest.raises(UsageError, match="fact_top_k is there twice"):
+        parse_grid(["fact_top_k=3", "retrieve.fact_top_k=5"])
 
 
 def test_what_cannot_be_tuned_is_refused(retriever: Retriever, queries: list[Query]) -> None:
@@ -79,6 +84,13 @@ def test_what_cannot_be_tuned_is_refused(retriever: Retriever, queries: list[Que
         tune(retriever, queries, "dense", grid={"fact_top_k": (5,)}, metric="magic")
     with pytest.raises(UsageError, match="fact_top_k"):
         tune(retriever, queries, "dense", grid={"fact_top_k": (0,)})
+    lost = [replace(queries[0], gold=("nowhere",)), *queries[1:]]
+    with pytest.raises(InputError, match="'nowhere'"):
+        tune(retriever, lost, "dense", grid={"fact_top_k": (5,)})
+    assert (
+        tune(retriever, lost, "dense", grid={"fact_top_k": (5,)}, allow_missing=True)["gold_not_in_index"]
+        == 1
+    )
 
 
 def test_gold_that_is_not_in_the_index_is_refused_by_name_unless_allowed(
@@ -91,4 +103,7 @@ def test_gold_that_is_not_in_the_index_is_refused_by_name_unless_allowed(
         evaluate_queries(sample_index, file, ["dense"])
     report = evaluate_queries(sample_index, file, ["dense"], allow_missing=True)
     assert report["queries"]["gold_not_in_index"] == 2
+    assert "2 of 3 gold passages are not in the index and count as never found" in markdown(report)
+    with pytest.raises(UsageError, match="No method to measure was named; there are bm25, dense"):
+        evaluate_queries(sample_index, file, [], allow_missing=True)
     assert np.max(report["methods"]["dense"]["curve"]) <= 33.4

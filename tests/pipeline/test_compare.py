@@ -38,7 +38,17 @@ def test_questions_are_matched_by_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "cannot be read as JSON"), ("[]", "no results per question"), ("{}", "evaluate --output")],
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "no results per question"),
+        ("{}", "evaluate --output"),
+        ('{"questions": {"methods": {"ours": {"recall@5": [1]}}}}', "no results per question"),
+        ('{"questions": {"ids": ["x"], "methods": {"ours": [1]}}}', "damaged"),
+        ('{"questions": {"ids": ["x"], "methods": {"ours": {"recall@5": [1, 2]}}}}', "damaged"),
+        ('{"questions": {"ids": ["x"], "methods": {"ours": {"recall@5": ["1"]}}}}', "damaged"),
+        ('{"questions": {"ids": ["x"], "methods": {"ours": {"recall@5": [NaN]}}}}', "damaged"),
+        ('{"questions": {"ids": ["x", "x"], "methods": {"ours": {"recall@5": [1, 2]}}}}', "damaged"),
+    ],
 )
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str, message: str) -> None:
     good = write(tmp_path / "good.json", ["x"], ours=[1])

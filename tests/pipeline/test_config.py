@@ -83,3 +83,9 @@ def test_where_it_runs_and_lies_is_not_part_of_the_result() -> None:
 def test_an_output_without_a_name_is_refused(output: str) -> None:
     with pytest.raises(UsageError, match="does not name a folder of its own"):
         build_index(load_config(corpus__path=["a.jsonl"], output=output))
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+def test_numbers_are_finite(value: str) -> None:
+    with pytest.raises(UsageError, match=r"retrieve\.dense_weight"):
+        load_config(overrides=[f"retrieve.dense_weight={value}"])

@@ -6,6 +6,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console, RenderableType
+
+from hippoindex.errors import UsageError
+from hippoindex.pipeline.display import comparison_tables, evaluation_table
 from hippoindex.pipeline.evaluation_report import METRICS, curves_svg, markdown, write_report
 
 NAMES = {"svg": "http://www.w3.org/2000/svg"}
@@ -54,3 +59,38 @@ def test_three_files_are_written(tmp_path: Path) -> None:
     files = write_report(report(dense=10.0), tmp_path / "report.json")
     assert [file.name for file in files] == ["report.json", "report.md", "report.svg"]
     assert "(report.svg)" in files[1].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.svg"])
+def test_a_json_file_that_its_own_table_would_replace_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"call it report\.json"):
+        write_report(report(dense=10.0), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tables_show_every_figure_on_80_columns() -> None:
+    made = report(**{"dense": 100.0, "hippoindex+ircot": 100.0})
+    for row in made["methods"].values():
+        row |= {"exact_match": 12.3, "f1": 45.6, "delta_recall@5": [-12.5, -25.5, -10.5]}
+    shown = printed(evaluation_table(made))
+    assert shown.count("12.3") == shown.count("45.6") == shown.count("-12.5 [-25.5, -10.5]") == 2
+    assert "no phrase to start from" in shown
+    row = {"method": "hipporag2+ircot", "other": "hippoindex+ircot", "metric": "all_recall@5", "p": 0.0123}
+    row |= {
+        "first": 100.0,
+        "second": 87.5,
+        "difference": [-12.5, -25.5, -10.5],
+        "better": 123,
+        "worse": 4567,
+    }
+    compared = printed(comparison_tables({"n": 9999, "first": "a.json", "second": "b.json", "rows": [row]}))
+    for figure in ("100.0", "87.5", "-12.5 [-25.5, -10.5]", "0.0123", "123", "4567"):
+        assert figure in compared
+    assert "hippoindex+ircot against hipporag2+ircot" in compared
+
+
+def printed(shown: RenderableType) -> str:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()

@@ -244,6 +244,7 @@ def test_an_unreadable_file_is_refused(tmp_path, data, message):
     with pytest.raises(InputError, match=message) as caught:
         read_queries(path)
     assert str(path) in str(caught.value)
+    assert "corpus" not in str(caught.value)
 
 
 def test_a_missing_file_is_refused(tmp_path):
