@@ -81,8 +81,8 @@ QueriesOption = Annotated[
     Path,
     typer.Option(
         "--queries",
-        help="Questions: JSON Lines {id, question, gold, answer, answer_aliases}, or JSON of HippoRAG, "
-        "MuSiQue, HotpotQA or 2WikiMultiHopQA.",
+        help="Questions: JSON Lines {id, question, gold, answer, answer_aliases, named_entities}, or JSON of "
+        "HippoRAG, MuSiQue, HotpotQA or 2WikiMultiHopQA.",
         show_default=False,
     ),
 ]
@@ -92,9 +92,17 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting, e.g. synonyms.threshold=0.85. Repeatable."
     ),
 ]
+SetQuestionsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting of retrieve.* or reader.*, e.g. retrieve.damping=0.7. Repeatable.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-ExecutorOption = Annotated[ExecutorName | None, typer.Option(help="Where stages run.  [default: auto]")]
-WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers.  [default: one per core]")]
+ExecutorOption = Annotated[ExecutorName | None, typer.Option(help="Where stages run. \\[default: auto]")]
+WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers. \\[default: one per core]")]
 AddressOption = Annotated[
     str | None,
     typer.Option(
@@ -184,7 +192,7 @@ def index(
     address: AddressOption = None,
     max_quarantine_rate: Annotated[
         float | None,
-        typer.Option(help="Share of passages that may fail before the job does.  [default: 0.01]"),
+        typer.Option(help="Share of passages that may fail before the job does. \\[default: 0.01]"),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an index that is at --output.")
@@ -234,7 +242,7 @@ def append(
     address: AddressOption = None,
     max_quarantine_rate: Annotated[
         float | None,
-        typer.Option(help="Share of new passages that may fail before the job does.  [default: 0.01]"),
+        typer.Option(help="Share of new passages that may fail before the job does. \\[default: 0.01]"),
     ] = None,
     precompute: PrecomputeOption = True,
     strict: StrictOption = False,
@@ -325,10 +333,10 @@ def retrieve(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="bm25, dense, hipporag1, hipporag2 or hippoindex.  [default: the index's]"),
+        typer.Option(help="bm25, dense, hipporag1, hipporag2 or hippoindex. \\[default: the index's]"),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Passages per question.  [default: the index's]")
+        int | None, typer.Option(min=1, help="Passages per question. \\[default: the index's]")
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Add what brought each passage its score, and the path to it.")
@@ -349,10 +357,10 @@ def retrieve(
         ),
     ] = ExecutorName.auto,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Parallel workers.  [default: one per core]")
+        int | None, typer.Option(min=1, help="Parallel workers. \\[default: one per core]")
     ] = None,
     address: AddressOption = None,
-    overrides: SetOption = None,
+    overrides: SetQuestionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Rank passages for every question of a file."""
@@ -399,7 +407,11 @@ def evaluate(
     index: IndexOption,
     queries: QueriesOption,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated methods.")
+        str,
+        typer.Option(
+            help="Of bm25, dense, hipporag1, hipporag2 and hippoindex, separated by commas. \\[default: all]",
+            show_default=False,
+        ),
     ] = "bm25,dense,hipporag1,hipporag2,hippoindex",
     output: Annotated[
         Path | None,
@@ -436,7 +448,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    overrides: SetOption = None,
+    overrides: SetQuestionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure recall of methods on questions with gold passages."""
@@ -474,7 +486,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another, on the same questions.", show_default=False)],
     method: Annotated[
         str | None,
-        typer.Option(help="NAME, or FIRST:SECOND to compare two methods.  [default: all that both have]"),
+        typer.Option(help="NAME, or FIRST:SECOND to compare two methods. \\[default: all that both have]"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -494,7 +506,7 @@ def tune(
     index: IndexOption,
     queries: QueriesOption,
     output: Annotated[Path, typer.Option(help="YAML file to write.", show_default=False)],
-    method: Annotated[str | None, typer.Option(help="Method.  [default: the index's]")] = None,
+    method: Annotated[str | None, typer.Option(help="The method to tune. \\[default: the index's]")] = None,
     metric: Annotated[
         str, typer.Option(help="What to raise, e.g. recall@2; several joined by + are averaged.")
     ] = "recall@5",
@@ -502,14 +514,14 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,VALUE",
-            help="A setting and its values. Repeatable.  [default: passage_weight, entity_min_cosine and "
+            help="A setting and its values. Repeatable. \\[default: passage_weight, entity_min_cosine and "
             "fact_top_k, three values each]",
             show_default=False,
         ),
     ] = None,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the questions, each left out once.")] = 5,
     allow_missing: AllowMissingOption = False,
-    overrides: SetOption = None,
+    overrides: SetQuestionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search settings by cross-validation, and write the best with what it is worth on unseen questions."""
@@ -552,7 +564,7 @@ def evaluate_openie(
     config: Annotated[Path | None, typer.Option(help="YAML file of settings; extract.* is used.")] = None,
     overrides: SetOption = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first sentences and passages.  [default: all]")
+        int | None, typer.Option(min=1, help="Only the first sentences and passages. \\[default: all]")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file to write.", show_default=False)] = None,
     require_f1: Annotated[
@@ -660,11 +672,13 @@ def export(
     ],
     llm_model: Annotated[
         str | None,
-        typer.Option(help="hipporag: the llm_model_name under which it will look.  [default: the extractor]"),
+        typer.Option(
+            help="hipporag: the llm_model_name under which it will look. \\[default: the extractor]"
+        ),
     ] = None,
     embedding_model: Annotated[
         str | None,
-        typer.Option(help="hipporag: likewise its embedding_model_name.  [default: the embedding model]"),
+        typer.Option(help="hipporag: likewise its embedding_model_name. \\[default: the embedding model]"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
