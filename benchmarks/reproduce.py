@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--record", action="store_true", help="record the figures in place of comparing them")
     arguments = parser.parse_args()
+    if arguments.only and arguments.record:
+        parser.error("--only and --record: a record holds all cases")
     found: dict[str, dict[str, Any]] = {}
     for case in CASES:
         if arguments.only in case.name:

@@ -24,7 +24,7 @@ from hippoindex.pipeline.config import ClusterConfig, load_config
 from hippoindex.pipeline.evaluate import evaluate
 from hippoindex.pipeline.evaluation_report import reader_remark, remarks
 from hippoindex.pipeline.explanation_svg import explanation_svg
-from hippoindex.pipeline.parity import check_index, retrieve_settings
+from hippoindex.pipeline.parity import check_index, check_methods, retrieve_settings
 from hippoindex.pipeline.queries import PassageLookup, Query, QuerySet, read_queries
 from hippoindex.pipeline.reader.model import ReaderModel
 from hippoindex.pipeline.retrieve.base import PARTS, Ranking
@@ -158,11 +158,13 @@ def answer_queries(
     Raises
     ------
     UsageError
-        If a method or setting is unknown, or ``explain`` is asked of another method.
+        If a method or setting is unknown, or ``explain`` or ``parity`` is asked of another method.
     """
     with closing(open_retriever(index, overrides, config=config, parity=parity)) as retriever:
         found = read_gold(retriever.index, queries).queries
         name = method or retriever.config.method
+        if parity is not None:
+            check_methods(parity, [name])
         return _answer(retriever, found, name, top_k, explain=explain, cluster=cluster, work=work)
 
 
@@ -250,6 +252,8 @@ def evaluate_queries(
     -------
     dict
     """
+    if parity is not None:
+        check_methods(parity, methods)
     with closing(open_retriever(index, overrides, config=config, parity=parity)) as retriever:
         found = read_gold(retriever.index, queries).queries
         return evaluate(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hippoindex.errors import UsageError
@@ -56,6 +56,22 @@ def retrieve_settings(name: str) -> list[str]:
         raise UsageError(f"There is no parity with {name!r}; there is with {', '.join(RETRIEVE_SETTINGS)}")
     settings = {"method": name, **RETRIEVE_SETTINGS[name]}
     return [f"retrieve.{key}={_yaml(value)}" for key, value in settings.items()]
+
+
+def check_methods(name: str, methods: Iterable[str]) -> None:
+    """Make sure that the settings of a version of HippoRAG are for the methods that are ranked by.
+
+    Raises
+    ------
+    UsageError
+        If a method is another walk: it would take on that version's seeds and graph, under its own name.
+    """
+    others = [method for method in methods if method not in ("bm25", "dense", name)]
+    if others:
+        raise UsageError(
+            f"--parity {name} says how {name} ranks, not {', '.join(others)}; with it there are bm25, dense and "
+            f"{name}"
+        )
 
 
 def check_index(path: object, config: Mapping[str, Any]) -> None:

@@ -57,6 +57,13 @@ class Design:
             config.phrase_top_k or self.phrase_top_k,
         )
 
+    def differences(self, own: Design) -> list[str]:
+        """Return what makes the method another one than its name says, as settings."""
+        found = [] if self.linking == own.linking else [f"linking={self.linking}"]
+        if self.passage_nodes != own.passage_nodes:
+            found.append(f"passage_nodes={str(self.passage_nodes).lower()}")
+        return found
+
 
 HIPPORAG1 = Design("ner-to-node", passage_nodes=False)
 HIPPORAG2 = Design("query-to-fact", passage_nodes=True)
@@ -67,7 +74,7 @@ def hipporag1(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Rank
 
     A passage's score is the sum of the probabilities of its phrases.
     """
-    return _rank(index, queries, config, HIPPORAG1.changed(config))
+    return _rank(index, queries, config, HIPPORAG1)
 
 
 def hipporag2(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
@@ -76,7 +83,7 @@ def hipporag2(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Rank
     Every passage node restarts with ``passage_weight`` x min-max scaled cosine; passages are ranked by the
     probability of their own node. Recognition memory is ``queries.fact_filter``.
     """
-    return _rank(index, queries, config, HIPPORAG2.changed(config))
+    return _rank(index, queries, config, HIPPORAG2)
 
 
 def hipporag_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Design) -> list[Seeds]:
@@ -84,8 +91,9 @@ def hipporag_seeds(index: Index, queries: QueryBatch, config: RetrieveConfig, de
     return linked_seeds(index, queries, design.linking, config, design.phrase_top_k)
 
 
-def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Design) -> Ranking:
+def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, own: Design) -> Ranking:
     """Walk for the questions that have seeds; rank the others by their dense scores and count them."""
+    design = own.changed(config)
     with queries.clock.part("seeds"):
         seeds = seed_matrix(hipporag_seeds(index, queries, config, design), index.n_phrases)
     seeded = np.diff(seeds.indptr) > 0
@@ -102,13 +110,14 @@ def _rank(index: Index, queries: QueryBatch, config: RetrieveConfig, design: Des
         full = np.full(len(others), ranking.rows.shape[1], dtype=np.int64)
         certified = np.concatenate([certified, full])[order]
     is_off = design.linking == "query-to-fact" and queries.fact_filter is None
+    notes = [*design.differences(own), *(["recognition memory off"] if is_off else [])]
     return Ranking(
         ranking.rows[order],
         ranking.scores[order],
         parts[0].solver,
         certified,
         ~seeded,
-        "recognition memory off" if is_off else "",
+        ", ".join(notes),
         "off" if is_off else None,
     )
 

@@ -407,12 +407,13 @@ def evaluate(
     index: IndexOption,
     queries: QueriesOption,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Of bm25, dense, hipporag1, hipporag2 and hippoindex, separated by commas. \\[default: all]",
+            help="Of bm25, dense, hipporag1, hipporag2 and hippoindex, separated by commas. "
+            "\\[default: all; with --parity bm25, dense and that one]",
             show_default=False,
         ),
-    ] = "bm25,dense,hipporag1,hipporag2,hippoindex",
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -455,11 +456,15 @@ def evaluate(
     from hippoindex.pipeline.answer import evaluate_queries
     from hippoindex.pipeline.display import evaluation_table
     from hippoindex.pipeline.evaluation_report import report_files, write_report
+    from hippoindex.pipeline.retrieve.engine import METHODS
 
     if output is not None:
         _require_folder(*report_files(output))
     demands = [_parse_demand(demand) for demand in require or ()]
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if methods is None:
+        names = ["bm25", "dense", parity.value] if parity else list(METHODS)
+    else:
+        names = [name.strip() for name in methods.split(",") if name.strip()]
     report = evaluate_queries(
         index,
         queries,

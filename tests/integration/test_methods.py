@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from hippoindex.errors import UsageError
 from hippoindex.kernels import ppr
-from hippoindex.pipeline.answer import open_retriever, read_gold
+from hippoindex.pipeline.answer import answer_queries, evaluate_queries, open_retriever, read_gold
 from hippoindex.pipeline.build import build_index
 from hippoindex.pipeline.config import load_config
 from hippoindex.pipeline.parity import index_settings
@@ -280,6 +280,23 @@ def test_parity_needs_an_index_as_they_build_it(sample_index: Path) -> None:
         open_retriever(sample_index, parity="hipporag2")
     with pytest.raises(UsageError, match="no parity with 'bm25'"):
         open_retriever(sample_index, parity="bm25")
+
+
+@pytest.mark.parametrize("other", ["hipporag1", "hippoindex"])
+def test_parity_is_with_one_method(theirs: Path, sample: Path, other: str) -> None:
+    questions = sample / "questions.jsonl"
+    with pytest.raises(UsageError, match=f"says how hipporag2 ranks, not {other}"):
+        evaluate_queries(theirs, questions, ["dense", "hipporag2", other], parity="hipporag2")
+    with pytest.raises(UsageError, match=f"not {other}"):
+        answer_queries(theirs, questions, method=other, parity="hipporag2")
+
+
+def test_a_method_that_is_set_to_be_another_says_so(theirs: Path, queries: list[Query]) -> None:
+    stored = open_retriever(theirs, ["retrieve.linking=query-to-fact", "retrieve.passage_nodes=true"])
+    batch = stored.encode(queries[:2])
+    notes = stored.rank(batch, "hipporag1").notes
+    assert notes == "linking=query-to-fact, passage_nodes=true, recognition memory off"
+    assert stored.rank(batch, "hipporag2").notes == "recognition memory off"
 
 
 def test_parity_with_hipporag2_is_their_code(theirs: Path, sample: Path) -> None:
