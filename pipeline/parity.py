@@ -69,8 +69,8 @@ def check_methods(name: str, methods: Iterable[str]) -> None:
     others = [method for method in methods if method not in ("bm25", "dense", name)]
     if others:
         raise UsageError(
-            f"--parity {name} says how {name} ranks, not {', '.join(others)}; with it there are bm25, dense and "
-            f"{name}"
+            f"--parity {name} says how {name} ranks, not {', '.join(others)}; with it there are {name}, bm25 "
+            "and dense"
         )
 
 
