@@ -102,8 +102,10 @@ def test_retrieve_writes_json_lines_and_parquet(
 ) -> None:
     common = ["retrieve", "--index", sample_index, "--queries", sample / "questions.jsonl"]
     lines = tmp_path / "out.jsonl"
-    done = run_cli(*common, "--output", lines, "--top-k", 3, "--explain")
+    drawings = tmp_path / "drawings"
+    done = run_cli(*common, "--output", lines, "--top-k", 3, "--explain", "--svg", drawings)
     assert done.returncode == 0, done.stderr
+    assert [file.name for file in sorted(drawings.iterdir())] == [f"{n:04d}.svg" for n in range(1, 13)]
     records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     questions = [json.loads(line) for line in (sample / "questions.jsonl").read_text().splitlines()]
     assert [record["id"] for record in records] == [question["id"] for question in questions]
