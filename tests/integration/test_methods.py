@@ -257,6 +257,16 @@ def test_a_question_without_a_word_falls_back_and_is_counted(retriever: Retrieve
     assert ranking.rows[0].tolist() == retriever.rank(batch, "dense", top_k=3).rows[0].tolist()
 
 
+def test_rankings_say_how_many_questions_fell_back(sample_index: Path, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "???"}\n{"question": "Who built the Tamsin Observatory?"}\n')
+    answers = answer_queries(sample_index, file, method="hipporag1", top_k=2)
+    assert answers.summary()["fallbacks"] == 1
+    assert answers.remarks() == [
+        "hipporag1: 1 questions had no phrase to start from and fell back to the cosines of passages"
+    ]
+
+
 def test_more_passages_than_there_are_cannot_be_asked_for(retriever: Retriever, batch: QueryBatch) -> None:
     for method in ("bm25", "dense", "hipporag1", "hipporag2", "hippoindex"):
         rows = retriever.rank(batch, method, top_k=10_000).rows
