@@ -16,6 +16,8 @@ INDEX_SETTINGS: dict[str, dict[str, Any]] = {
 }
 _SAME: dict[str, Any] = {
     "damping": 0.5,
+    "linking": None,  # each method's own, so that an index built for one does not change the other
+    "passage_nodes": None,
     "node_specificity": True,
     "synonym_edges": True,
     "walk": "ppr",
@@ -23,15 +25,8 @@ _SAME: dict[str, Any] = {
     "ensemble_cosine": None,
 }
 RETRIEVE_SETTINGS: dict[str, dict[str, Any]] = {
-    "hipporag1": _SAME | {"linking": "ner-to-node", "passage_nodes": False, "mentions": "per-fact"},
-    "hipporag2": _SAME
-    | {
-        "linking": "query-to-fact",
-        "passage_nodes": True,
-        "passage_weight": 0.05,
-        "fact_top_k": 5,
-        "phrase_top_k": 5,
-    },
+    "hipporag1": _SAME | {"mentions": "per-fact"},
+    "hipporag2": _SAME | {"passage_weight": 0.05, "fact_top_k": 5, "phrase_top_k": None},
 }
 
 

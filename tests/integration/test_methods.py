@@ -302,6 +302,8 @@ def test_parity_is_with_one_method(theirs: Path, sample: Path, other: str) -> No
 
 
 def test_a_method_that_is_set_to_be_another_says_so(theirs: Path, queries: list[Query]) -> None:
+    own = open_retriever(theirs, parity="hipporag2")
+    assert own.rank(own.encode(queries[:2]), "hipporag1").notes == ""
     stored = open_retriever(theirs, ["retrieve.linking=query-to-fact", "retrieve.passage_nodes=true"])
     batch = stored.encode(queries[:2])
     notes = stored.rank(batch, "hipporag1").notes
