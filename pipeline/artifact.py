@@ -228,12 +228,13 @@ class Index:
         """Facts and mentions alone, with the weights that ``graph.weights`` gives them."""
         doubled = 2.0 if self.manifest.config["graph"]["weights"] == "hipporag" else 1.0
         subjects, objects = self.fact_ends.T
-        mentions = self.occurrence.tocoo()
+        mentions = slice(self.graph.indptr[self.n_phrases], None)
+        passages = np.arange(self.n_phrases, self.graph.n_nodes)
         return Graph.from_edges(
             self.graph.n_nodes,
-            np.concatenate([subjects, mentions.row]),
-            np.concatenate([objects, mentions.col.astype(np.int64) + self.n_phrases]),
-            np.concatenate([doubled * self.facts["count"].to_numpy(), np.ones(mentions.nnz)]),
+            np.concatenate([subjects, self.graph.indices[mentions]]),
+            np.concatenate([objects, passages.repeat(np.diff(self.graph.indptr[self.n_phrases :]))]),
+            np.concatenate([doubled * self.facts["count"].to_numpy(), self.graph.weights[mentions]]),
         )
 
     @cached_property

@@ -48,6 +48,7 @@ from hippoindex.pipeline.resolve import ResolveStage
 from hippoindex.pipeline.shards import Shard, ShardStore, column
 from hippoindex.pipeline.stage import joined, quarantine_table
 from hippoindex.pipeline.synonyms import find_synonyms, known_pairs, recall_shortfall
+from hippoindex.pipeline.titles import title_rows
 from hippoindex.pipeline.work import exclusive, work_url
 
 log = structlog.get_logger("hippoindex")
@@ -295,7 +296,7 @@ class Run:
 
     def assemble(self, parts: Parts, folder: Path, parent: str | None = None) -> artifact.Manifest:
         """Connect and write what was extracted and embedded; no executor is needed for it."""
-        edges = self._connect(parts.resolution, folder)
+        edges = self._connect(parts, folder)
         self._precompute(folder)
         with self._stage("publish", "files") as advance:
             quarantine = in_stage_order(self.store.all_quarantine())
@@ -484,9 +485,9 @@ class Run:
         held = self.source.reader.table(kind, [name])[name]
         return pc.fill_null(pc.index_in(ids, value_set=held), -1).to_numpy().astype(np.int64)
 
-    def _connect(self, resolution: Resolution, folder: Path) -> EdgeCounts:
+    def _connect(self, parts: Parts, folder: Path) -> EdgeCounts:
         """Find the synonym edges, build the graph, and write both."""
-        phrases = resolution.phrases
+        resolution, phrases = parts.resolution, parts.resolution.phrases
         with self.store.monitor.stage("synonyms", len(phrases), "phrases") as advance:
             file, config = folder / "vectors" / "phrases.npy", self.config.synonyms
             known = None if self.source is None else known_pairs(self.source, phrases, config)
@@ -494,6 +495,7 @@ class Run:
         self.store.stages["synonyms"], self.effort = found.report, {"synonyms": found.effort}
         self.store.quarantine.append(found.quarantine)
         with self._stage("graph", "edges") as advance:
+            titles = title_rows(parts.passages, phrases, self.config.graph.normalisation)
             _, edges = build_graph(
                 folder / "graph",
                 resolution.fact_ends,
@@ -501,6 +503,7 @@ class Run:
                 resolution.occurrence,
                 found.pairs,
                 self.config.graph,
+                titles,
             )
             advance(edges.graph_edges)
         artifact.write_parquet(_synonym_table(found.pairs, phrases), folder / "synonyms")

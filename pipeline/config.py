@@ -306,6 +306,10 @@ class GraphConfig(Section):
     """Named entities become nodes too; HippoRAG keeps only the ends of triples."""
     weights: Literal["plain", "hipporag"] = "plain"
     normalisation: Literal["unicode", "hipporag"] = "unicode"
+    title_weight: float = Field(default=1.0, ge=0.0)
+    """The edge of a passage with m phrases to that of its title weighs 1 + this times m: with 1 a walk goes
+    from a passage to its title about as often as to all else. 0 makes a title a phrase like any other, as in
+    HippoRAG."""
     memory_bytes: int = Field(default=2**31, ge=2**20)
     """Working memory to aim at when phrases and facts are numbered and the graph is built, besides some bytes
     per phrase and passage. It changes no byte of the result."""

@@ -71,9 +71,11 @@ def build_graph(
     occurrence: Occurrence,
     synonyms: Pairs,
     config: GraphConfig,
+    titles: NDArray[np.integer] | None = None,
 ) -> tuple[Graph, EdgeCounts]:
     """Join fact, synonym and passage edges, and write the graph.
 
+    The edge of a passage with m phrases to the phrase of its title weighs ``1 + config.title_weight * m``.
     Weights of the pair (a, b), with ``n`` its number of extractions in both directions:
 
     - ``plain``: ``n`` + cosine of the synonym edge, passage edge 1;
@@ -96,7 +98,10 @@ def build_graph(
         Of phrase rows, each pair once.
     config : GraphConfig
         ``memory_bytes`` is the size of a block; it changes no byte. Beside a block there are about 40 bytes
-        per phrase and 8 per passage.
+        per phrase and 24 per passage.
+    titles : ndarray of int, shape (passages, T), optional
+        Phrase rows by which each passage's title may be called, -1 for none: the first that the passage holds
+        counts. Without it no passage has a title.
 
     Returns
     -------
@@ -123,11 +128,20 @@ def build_graph(
         rows = _Rows(indptr, indices, weights)
         fact_edges = _write_phrases(rows, facts, pairs, occurrence, config.weights == "hipporag", cells)
         _write_passages(rows, occurrence, cells)
+    if titles is not None and config.title_weight:
+        _weigh_titles(folder, titles, n_phrases, config.title_weight)
     graph = Graph(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices", "weights"))
     )
     counts = EdgeCounts(fact_edges, len(synonyms.first), len(occurrence.indices), graph.n_edges)
     return graph, counts
+
+
+def _weigh_titles(folder: Path, titles: NDArray[np.integer], n_phrases: int, weight: float) -> None:
+    indptr, indices = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices"))
+    weights = np.load(folder / "weights.npy", mmap_mode="r+")
+    assemble.weigh_titles(indptr, indices, weights, titles, n_phrases, weight)
+    weights.flush()
 
 
 @dataclass

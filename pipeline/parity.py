@@ -11,7 +11,12 @@ from typing import Any
 from hippoindex.errors import UsageError
 
 INDEX_SETTINGS: dict[str, dict[str, Any]] = {
-    "graph": {"ner_nodes": False, "weights": "hipporag", "normalisation": "hipporag"},
+    "graph": {
+        "ner_nodes": False,
+        "weights": "hipporag",
+        "normalisation": "hipporag",
+        "title_weight": 0.0,
+    },
     "synonyms": {"threshold": 0.8, "max_neighbors": 101, "min_alphanumerics": 3, "guard": "none"},
 }
 _SAME: dict[str, Any] = {

@@ -615,15 +615,24 @@ def _graph(index: _Index, faults: _Faults) -> None:
 
 
 def _mentions(index: _Index, faults: _Faults, graph: _Csr) -> None:
-    """Check that the edges from phrases to passages are those of ``occurrence/``, with weight 1."""
+    """Check that the edges from phrases to passages are those of ``occurrence/``.
+
+    They weigh 1, but one of each passage may weigh what its title's does.
+    """
     n_phrases, held = index.counts.phrases, index.occurrence
+    factor = index.setting("graph", "title_weight", (int, float))
+    of_title = (1 + factor * np.diff(graph.indptr[n_phrases:])).astype(np.float32)
+    titles = np.zeros(len(of_title), np.int64)
     for start, stop in row_blocks(graph.indptr[: n_phrases + 1]):
         cells = slice(graph.indptr[start], graph.indptr[stop])
         rows, columns = row_numbers(graph.indptr, start, stop), graph.indices[cells]
         mention = columns >= n_phrases
-        heavy = rows[mention & (graph.values[cells] != 1)]
-        faults.at("graph/weights.npy", np.unique(heavy), "the weight of an edge to a passage is not 1")
         rows, columns = rows[mention], columns[mention].astype(np.int64) - n_phrases
+        heavier = graph.values[cells][mention] != 1
+        wrong = heavier & (graph.values[cells][mention] != of_title[columns])
+        what = "the weight of an edge to a passage is neither 1 nor its title's"
+        faults.at("graph/weights.npy", np.unique(rows[wrong]), what)
+        np.add.at(titles, columns[heavier], 1)
         expected = row_numbers(held.indptr, start, stop)
         targets = held.indices[held.indptr[start] : held.indptr[stop]]
         if np.array_equal(rows, expected):
@@ -632,6 +641,7 @@ def _mentions(index: _Index, faults: _Faults, graph: _Csr) -> None:
             numbers = [np.bincount(side - start, minlength=stop - start) for side in (rows, expected)]
             differing = np.flatnonzero(numbers[0] != numbers[1]) + start
         faults.at("graph/indices.npy", differing, "the edges to passages are not those of occurrence/")
+    faults.where("graph/weights.npy", titles > 1, "a passage has more than one title", n_phrases)
 
 
 def _vectors(index: _Index, faults: _Faults) -> None:

@@ -226,3 +226,36 @@ def _join(
         synonym += has_synonym
         out += 1
     return out
+
+
+@numba.njit(cache=True, error_model="numpy")
+def weigh_titles(
+    indptr: NDArray, indices: NDArray, weights: NDArray, titles: NDArray, first_passage: int, factor: float
+) -> None:
+    """Give the edge between a passage with m phrases and its title's phrase the weight ``1 + factor * m``.
+
+    Parameters
+    ----------
+    indptr, indices : ndarray of int
+        Of the graph; columns ascend within a row.
+    weights : ndarray of float32
+        Written, both cells of an edge.
+    titles : ndarray of int, shape (passages, T)
+        Candidates for each passage, of which the first that is its neighbour counts; -1 is none.
+    first_passage : int
+        Node number of passage 0.
+    factor : float
+    """
+    for passage in range(titles.shape[0]):
+        node = first_passage + passage
+        held = indices[indptr[node] : indptr[node + 1]]
+        for number in range(titles.shape[1]):
+            phrase = titles[passage, number]
+            place = np.searchsorted(held, phrase)
+            if phrase < 0 or place == held.shape[0] or held[place] != phrase:
+                continue
+            weight = np.float32(1.0 + factor * held.shape[0])
+            holders = indices[indptr[phrase] : indptr[phrase + 1]]
+            weights[indptr[node] + place] = weight
+            weights[indptr[phrase] + np.searchsorted(holders, node)] = weight
+            break

@@ -308,7 +308,11 @@ ARRAY_FAULTS: dict[str, tuple[str, Callable[[NDArray], NDArray | None], str]] = 
         "graph/indptr.npy is int64 of shape",
     ),
     "type": ("graph/indptr", lambda a: a.astype(np.int32), "graph/indptr.npy is int32 of shape"),
-    "weights of mentions": ("graph/weights", lambda a: 2 * a, "the weight of an edge to a passage is not 1"),
+    "weights of mentions": (
+        "graph/weights",
+        lambda a: 2 * a,
+        "the weight of an edge to a passage is neither 1 nor",
+    ),
     "sorted": ("occurrence/indices", lambda a: a[::-1].copy(), "occurrence/indices.npy, row"),
     "outside occurrence": ("occurrence/indices", _set(-1, 60), "a column is not in 0 to 59"),
     "no mention": ("occurrence/counts", _set(0, 0), "occurrence/counts.npy, row 0: a number is not positive"),

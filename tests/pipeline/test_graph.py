@@ -21,6 +21,8 @@ from hippoindex.kernels.simjoin import Pairs
 from hippoindex.pipeline import artifact
 from hippoindex.pipeline.config import GraphConfig
 from hippoindex.pipeline.graph import EdgeCounts, Occurrence, build_graph
+from hippoindex.pipeline.normalise import phrase_id
+from hippoindex.pipeline.titles import title_rows
 
 N = 6
 pairs = st.tuples(st.integers(0, N - 1), st.integers(0, N - 1))
@@ -30,13 +32,18 @@ occurrences = st.sets(st.tuples(st.integers(0, N - 1), st.integers(0, 2)), max_s
 
 
 def built(
-    ends: np.ndarray, counts: np.ndarray, matrix: sp.csr_matrix, synonyms: Pairs, config: GraphConfig
+    ends: np.ndarray,
+    counts: np.ndarray,
+    matrix: sp.csr_matrix,
+    synonyms: Pairs,
+    config: GraphConfig,
+    titles: np.ndarray | None = None,
 ) -> tuple[Graph, EdgeCounts]:
     """Return the graph, copied into memory."""
     matrix.sort_indices()
     occurrence = Occurrence(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.shape[1])
     with tempfile.TemporaryDirectory() as folder:
-        graph, edges = build_graph(Path(folder) / "graph", ends, counts, occurrence, synonyms, config)
+        graph, edges = build_graph(Path(folder) / "graph", ends, counts, occurrence, synonyms, config, titles)
         return Graph(*(np.array(array) for array in (graph.indptr, graph.indices, graph.weights))), edges
 
 
@@ -83,6 +90,49 @@ def test_weights(
     assert counts.synonym_edges == len(synonyms)
     assert counts.passage_edges == len(occurrences)
     assert counts.graph_edges == graph.n_edges == np.count_nonzero(np.triu(expected))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    facts=facts,
+    occurrences=occurrences,
+    titles=st.lists(st.lists(st.integers(-1, N - 1), min_size=2, max_size=2), min_size=3, max_size=3),
+    weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+)
+def test_the_first_held_title_of_a_passage_weighs_more(
+    facts: list[tuple[tuple[int, int], int]],
+    occurrences: set[tuple[int, int]],
+    titles: list[list[int]],
+    weight: float,
+) -> None:
+    ends = np.array([pair for pair, _ in facts], dtype=np.int64).reshape(-1, 2)
+    counts = np.array([count for _, count in facts], dtype=np.int32)
+    rows, columns = ([p[i] for p in occurrences] for i in (0, 1))
+    occurrence = sp.csr_matrix(([1] * len(rows), (rows, columns)), shape=(N, 3), dtype=np.int32)
+    none = Pairs(*np.empty((2, 0), np.int64), np.empty(0, np.float32))
+    plain, _ = built(ends, counts, occurrence, none, GraphConfig())
+    titled, edges = built(
+        ends, counts, occurrence, none, GraphConfig(title_weight=weight), np.array(titles, np.int64)
+    )
+    titled.validate()
+    expected = plain.matrix(np.float64).toarray()
+    for passage, candidates in enumerate(titles):
+        held = [phrase for phrase in candidates if (phrase, passage) in occurrences]
+        for phrase in held[:1]:
+            number = sum(column == passage for column in columns)
+            expected[phrase, N + passage] = expected[N + passage, phrase] = 1 + weight * number
+    np.testing.assert_array_equal(titled.matrix(np.float64).toarray(), expected)
+    assert edges.passage_edges == len(occurrences)
+
+
+def test_a_title_is_a_phrase_as_it_is_or_without_its_qualifier() -> None:
+    names = sorted(["mercury", "mercury planet", "bonn", ""], key=phrase_id)
+    phrases = pa.table({"phrase_id": pa.array(map(phrase_id, names), pa.uint64())})
+    passages = pa.table({"title": ["Mercury (planet)", "BONN", "Mercury  (element)", "", "Venus"]})
+    rows = title_rows(passages, phrases, "unicode")
+    found = [[names[row] if row >= 0 else None for row in pair] for pair in rows.tolist()]
+    assert found == [["mercury planet", "mercury"], ["bonn"] * 2, [None, "mercury"], [None] * 2, [None] * 2]
+    assert (title_rows(passages, phrases.slice(0, 0), "unicode") == -1).all()
 
 
 def random_parts(seed: int, n: int, facts: int, n_passages: int) -> tuple[Any, ...]:
