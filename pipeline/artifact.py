@@ -27,7 +27,9 @@ from hippoindex.kernels.ppr.affine import DenseRestart
 from hippoindex.kernels.simjoin import KeptLists
 from hippoindex.pipeline.config import Section
 from hippoindex.pipeline.normalise import phrase_id
+from hippoindex.pipeline.pairs import PassagePairs
 from hippoindex.pipeline.remote import fetch, is_remote
+from hippoindex.pipeline.titles import title_rows
 from hippoindex.reader import MANIFEST as MANIFEST
 from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
 from hippoindex.reader import Reader, check_sizes, load_manifest
@@ -274,6 +276,22 @@ class Index:
         ones = np.ones(len(phrases), dtype=np.float32)
         passages = np.concatenate([columns, columns[apart]])
         return sp.csr_matrix((ones, (phrases, passages)), shape=(self.n_phrases, self.n_passages))
+
+    @cached_property
+    def titles(self) -> NDArray[np.int64]:
+        """Phrase row of the title of each passage, -1 where it holds no such phrase, shape (passages,)."""
+        named = title_rows(self.passages, self.phrases, self.manifest.config["graph"]["normalisation"])
+        passages = np.arange(self.n_passages)
+        found = np.full(self.n_passages, -1)
+        for rows in named.T[::-1]:
+            held = (rows >= 0) & (np.asarray(self.held[np.maximum(rows, 0), passages]).ravel() > 0)
+            found[held] = rows[held]
+        return found
+
+    @cached_property
+    def pairs(self) -> PassagePairs:
+        """The passages that name each other, with the words of all; it is made from their texts."""
+        return PassagePairs(self.passages, self.titles, self.held, self.phrases)
 
     @cached_property
     def passage_counts(self) -> NDArray[np.int32]:

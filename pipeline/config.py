@@ -345,6 +345,9 @@ class RetrieveConfig(Section):
     """``hippoindex``: exponent of the walk from the entities alone."""
     dense_weight: float = Field(default=12.0, ge=0.0)
     """``hippoindex``: what the nearest passage's log score gains over the farthest's."""
+    pair_weight: float = Field(default=0.0, ge=0.0)
+    """``hippoindex``: what the log score of a passage gains that has all words of the question, by itself or
+    with one whose title it names or that names its title. The words of all passages are read for it once."""
     feedback_weight: float = Field(default=1.0, ge=0.0)
     """``hippoindex``: exponent of the walk from the passages found so far."""
     feedback_top_k: int = Field(default=10, ge=1)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 Normalise = Callable[[str], str]
 
+TITLE_QUALIFIER = re.compile(r"\s*\(([^()]*)\)\s*$")
 KEPT_PUNCTUATION = frozenset("&#%@*")
 _INNER_APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ](?=\w)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -80,6 +81,12 @@ def hipporag_phrase(text: str) -> str:
 def normaliser(mode: Literal["unicode", "hipporag"]) -> Normalise:
     """Return the function for ``graph.normalisation``."""
     return unicode_phrase if mode == "unicode" else hipporag_phrase
+
+
+def clean_title(title: str) -> str:
+    """Return a title without the qualifier in brackets: "Mercury (planet)" -> "Mercury"."""
+    collapsed = " ".join(title.split())
+    return TITLE_QUALIFIER.sub("", collapsed) or collapsed
 
 
 def phrase_id(phrase: str) -> int:

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hippoindex.pipeline.extract.phrases import clean_title
-from hippoindex.pipeline.normalise import normaliser, phrase_id
+from hippoindex.pipeline.normalise import clean_title, normaliser, phrase_id
 
 
 def title_rows(

@@ -20,7 +20,7 @@ from spacy.lang.en.stop_words import STOP_WORDS
 from spacy.tokens import Doc, Token
 
 from hippoindex.pipeline.extract.mentions import NAME, NAMED_LABELS, PROPER_TAGS, Mention, merged_mentions
-from hippoindex.pipeline.normalise import unicode_phrase
+from hippoindex.pipeline.normalise import TITLE_QUALIFIER, clean_title, unicode_phrase
 
 NOMINAL_TAGS = PROPER_TAGS | {"NN", "NNS", "CD"}
 _NAME_TAGS = PROPER_TAGS | {"CD"}
@@ -54,7 +54,6 @@ _KEPT_TRAILING = frozenset({"%", "#"})
 _NOUN_PHRASE_DEPS = frozenset(
     SUBJECT_DEPS | {"dobj", "attr", "oprd", "dative", "pobj", "pcomp", "appos", "poss", "npadvmod", "ROOT"}
 )
-_TITLE_QUALIFIER = re.compile(r"\s*\(([^()]*)\)\s*$")
 _TITLE_PIECE = re.compile(r"\w+|[^\w\s]")
 _MAX_CLIMB = 6
 _MAX_WORDS = 6
@@ -78,12 +77,6 @@ class Phrase(NamedTuple):
     def is_bare(self) -> bool:
         """Whether it is a single word that is no name: the same node in too many passages."""
         return not self.named and self.end - self.start == 1
-
-
-def clean_title(title: str) -> str:
-    """Return a title without the qualifier in brackets: "Mercury (planet)" -> "Mercury"."""
-    collapsed = " ".join(title.split())
-    return _TITLE_QUALIFIER.sub("", collapsed) or collapsed
 
 
 def is_nominal(token: Token) -> bool:
@@ -206,7 +199,7 @@ class NounPhrases:
         self._chunk_starts = noun_chunk_starts(self.tokens)
         self._cache: dict[int, Phrase | None] = {}
         self.title = clean_title(title)
-        qualifier = _TITLE_QUALIFIER.search(title)
+        qualifier = TITLE_QUALIFIER.search(title)
         self._qualifier_key = unicode_phrase(qualifier[1]) if qualifier is not None else ""
         self._title_key = unicode_phrase(self.title)
         self._title_at = {i: span for span in self._title_spans() for i in range(*span)}

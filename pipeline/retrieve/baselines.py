@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.config import RetrieveConfig
+from hippoindex.pipeline.pairs import words
 from hippoindex.pipeline.retrieve.base import QueryBatch, Ranking, joined, top_k
 
 BLOCK_QUERIES = 256
@@ -17,14 +18,14 @@ def bm25(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
     """Rank by BM25 (Lucene's variant, k1 1.5, b 0.75, English stop words) over title and text."""
     titles, texts = (index.passages[name].to_pylist() for name in ("title", "text"))
     documents = [f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)]
-    words = _words(documents)
+    tokens = words(documents)
     retriever = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-    if any(words):
-        retriever.index(words, show_progress=False)
-    vocabulary = retriever.vocab_dict if any(words) else {}
+    if any(tokens):
+        retriever.index(tokens, show_progress=False)
+    vocabulary = retriever.vocab_dict if any(tokens) else {}
     parts = []
     for start in range(0, len(queries), BLOCK_QUERIES):
-        asked = _words(list(queries.questions[start : start + BLOCK_QUERIES]))
+        asked = words(queries.questions[start : start + BLOCK_QUERIES])
         scores = np.zeros((len(asked), len(documents)), dtype=np.float32)
         for row, question in enumerate(asked):
             known = [word for word in question if word in vocabulary]
@@ -46,8 +47,3 @@ def dense(index: Index, queries: QueryBatch, config: RetrieveConfig) -> Ranking:
 def dense_scores(index: Index, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return cosines of questions and all passages, shape (Q, passages)."""
     return vectors @ index.float_vectors("passages").T
-
-
-def _words(texts: list[str]) -> list[list[str]]:
-    words: list[list[str]] = bm25s.tokenize(texts, stopwords="en", return_ids=False, show_progress=False)
-    return words

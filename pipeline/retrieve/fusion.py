@@ -13,8 +13,12 @@ opinion pool). With the probabilities :math:`p` of Personalized PageRank over on
 - :math:`p_{entities}` restarts at the entities alone, weighted by node specificity.
 - :math:`p_{feedback}` restarts where a walk from the best passages so far is after its first step: the sum
   :math:`s` without its last term is a log probability up to a constant, so its k best passages have the
-  weights :math:`\operatorname{softmax}(s)`, and each hands its weight to its phrases. That is how a passage
-  is reached which shares nothing with the question but with the passage of its first hop.
+  weights :math:`\operatorname{softmax}(s)`, and each hands its weight to its phrases in equal parts. That is
+  how a passage is reached which shares nothing with the question but with the passage of its first hop. (By
+  the weights of edges half of it would go back to the titles of those passages.)
+
+With ``pair_weight`` a passage also gains by the share of the question's words that it has together with one
+whose title it names or that names its title: see :class:`hippoindex.pipeline.pairs.PassagePairs`.
 
 The floor :math:`\rho` is what a passage keeps that a walk does not reach. The walks count alike (a = c = 1);
 b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0010-fusion.md``.
@@ -23,7 +27,7 @@ b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0010-fu
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +57,7 @@ from hippoindex.pipeline.retrieve.walk import (
 BLOCK_QUERIES = 64
 EPSILON = 3e-6
 """Where pushes stop by default. Recall was the same at 1e-8 on every set."""
-ARRAYS = 8
+ARRAYS = 9
 """Arrays of one number per question and passage that are alive at once, about."""
 
 
@@ -66,7 +70,8 @@ class Scored(NamedTuple):
         Number of the first of them.
     total : ndarray of float32, shape (B, passages)
     terms : dict of str to ndarray of float32, shape (B, passages)
-        What sums to ``total``: "facts", "entities", "dense", "feedback"; those of weight 0 are left out.
+        What sums to ``total``: "facts", "entities", "dense", "pairs", "feedback"; those of weight 0 are left
+        out.
     walks : dict of str to ndarray of float32, shape (B, passages)
         The probabilities behind "facts", "entities" and "feedback".
     feedback : list of (ndarray of int64, ndarray of float64)
@@ -144,15 +149,15 @@ def score(
     width = int(np.clip(config.memory_bytes // bytes_each, 1, BLOCK_QUERIES))
     for start in range(0, len(queries), width):
         part = slice(start, min(start + width, len(queries)))
-        vectors = queries.vectors[part]
-        yield _score_block(
-            index, start, vectors, {"facts": facts[part], "entities": entities[part]}, config, solver
-        )
+        restarts = {"facts": facts[part], "entities": entities[part]}
+        asked = queries.questions[part]
+        yield _score_block(index, start, asked, queries.vectors[part], restarts, config, solver)
 
 
 def _score_block(
     index: Index,
     first: int,
+    questions: Sequence[str],
     vectors: NDArray[np.float32],
     restarts: dict[str, sp.csr_array],
     config: RetrieveConfig,
@@ -173,6 +178,8 @@ def _score_block(
         terms["entities"] = _log(walks["entities"], config.entity_weight, config.floor)
     if config.dense_weight:
         terms["dense"] = np.float32(config.dense_weight) * min_max(near)
+    if config.pair_weight:
+        terms["pairs"] = np.float32(config.pair_weight) * index.pairs.shares(questions)
     total = functools.reduce(np.add, terms.values())
     found = []
     if config.feedback_weight:
@@ -206,7 +213,9 @@ def _best_passages(total: Scores, k: int) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def first_step(index: Index, starts: sp.csr_array) -> sp.csr_array:
-    """Return where walks from passages are after one step; those from passages without phrases are gone.
+    """Return where walks from passages are after one step to any of their phrases, all alike.
+
+    Those from passages without phrases are gone.
 
     Parameters
     ----------

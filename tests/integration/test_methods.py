@@ -105,8 +105,35 @@ def test_the_first_step_goes_from_passages_to_their_phrases(retriever: Retriever
     steps = first_step(index, starts).toarray()
     graph = index.graph.matrix(np.float64).toarray()
     for row, passage in zip(steps, (3, 5), strict=True):
-        node = graph[index.n_phrases + passage]
-        np.testing.assert_allclose(row, node / node.sum())
+        neighbours = graph[index.n_phrases + passage] > 0
+        np.testing.assert_allclose(row, neighbours / neighbours.sum())
+
+
+def test_titles_are_the_heavier_edges_of_passages(retriever: Retriever) -> None:
+    index = retriever.index
+    mentions = index.graph.matrix(np.float64)[index.n_phrases :, : index.n_phrases].toarray()
+    heavier = np.argwhere(mentions > 1)
+    assert len(heavier) > index.n_passages / 2
+    titled = np.flatnonzero(index.titles >= 0)
+    np.testing.assert_array_equal(heavier, np.stack([titled, index.titles[titled]], axis=1))
+    np.testing.assert_allclose(mentions.max(axis=1)[titled], 1 + (mentions > 0).sum(axis=1)[titled])
+    bare = index.walked_graph(synonyms=False).matrix(np.float64)[index.n_phrases :, : index.n_phrases]
+    np.testing.assert_array_equal(bare.toarray(), mentions)
+
+
+def test_pairs_add_what_two_passages_say_of_the_question(retriever: Retriever, batch: QueryBatch) -> None:
+    index, seeds = retriever.index, hippoindex_seeds(retriever.index, batch, retriever.config)
+    paired = changed(retriever, pair_weight=6.0)
+    with_pairs = list(score(index, batch, seeds, paired.config))
+    without = list(score(index, batch, seeds, retriever.config))
+    shares = index.pairs.shares(batch.questions)
+    assert 0 < shares.max() <= 1
+    terms = np.concatenate([scored.terms["pairs"] for scored in with_pairs])
+    np.testing.assert_allclose(terms, 6 * shares, rtol=1e-6)
+    for one, other in zip(with_pairs, without, strict=True):
+        np.testing.assert_allclose(sum(one.terms.values()), one.total, rtol=1e-5)
+        assert "pairs" not in other.terms
+    assert index.pairs.shares(batch.questions[:1])[0] == pytest.approx(shares[0])
 
 
 # --- HippoRAG's choices
