@@ -38,7 +38,7 @@ def best_shares(
 @numba.njit(cache=True, error_model="numpy")
 def _weight_of(bits: int, weights: NDArray) -> np.float32:
     total = 0.0
-    for word in range(weights.shape[0]):
+    for word in range(weights.shape[0] if bits else 0):
         if (bits >> np.uint64(word)) & np.uint64(1):
             total += weights[word]
     return np.float32(total)
