@@ -26,7 +26,7 @@ import structlog
 
 from hippoindex.cluster.task_queue import Limits, Resources, T, Task, TaskQueue, describe
 from hippoindex.cluster.usage import available_cores
-from hippoindex.errors import ExecutorError, HippoIndexError, UsageError
+from hippoindex.errors import ExecutorError, HippoIndexError, UsageError, WorkerLostError
 
 _log = structlog.get_logger(__name__)
 
@@ -72,9 +72,9 @@ class Executor(Protocol):
     ) -> None:
         """Process every task; return when all are done.
 
-        Tasks are handed out in order and may end in another. A worker that dies, or takes too long, costs the
-        task it was at, which is given to another worker; see :class:`Limits`. On the first failure no further
-        task is handed out and the workers are stopped.
+        Tasks are handed out in order and may end in another. A worker that dies, takes too long, or raises
+        :class:`WorkerLostError` costs the task it was at, which is given to another worker; see
+        :class:`Limits`. On the first failure no further task is handed out and the workers are stopped.
 
         Parameters
         ----------
@@ -294,7 +294,8 @@ class _Process(Generic[T]):
         self.connection, other_end = context.Pipe()
         self.task: T | None = None
         self.given_s = time.monotonic()
-        self.process = context.Process(target=_serve, args=(other_end, factory), daemon=True)
+        # Not a daemon, which might have no processes of its own, as an inference engine has.
+        self.process = context.Process(target=_serve, args=(other_end, factory), daemon=False)
         with worker_environment():
             self.process.start()
         other_end.close()  # so that the death of the process ends the connection
@@ -316,9 +317,11 @@ class _Process(Generic[T]):
         except (EOFError, OSError):
             self.process.join(_EXIT_TIMEOUT_S)
             return _how_it_ended(self.process.exitcode)
-        if failure is not None:
+        if failure is None:
+            return None
+        if failure.lost is None:
             raise_failure(task, failure)
-        return None
+        return failure.lost
 
     def dismiss(self) -> None:
         """Let an idle process end by itself."""
@@ -329,6 +332,8 @@ class _Process(Generic[T]):
 def _kill(processes: Iterable[_Process[T]]) -> None:
     """End what still runs, at once: outputs are written atomically, so nothing needs a farewell."""
     for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or has not come as far
+            os.killpg(process.process.pid, signal.SIGKILL)  # type: ignore[arg-type]
         process.process.kill()
     for process in processes:
         process.process.join()
@@ -358,6 +363,7 @@ def worker_environment() -> Iterator[None]:
 
 def _serve(connection: Connection, factory: bytes) -> None:
     """Life of a worker process: process what comes until the other end is closed."""
+    os.setpgid(0, 0)  # what it starts ends with it
     os.dup2(2, 1)  # standard output belongs to the program, not to its workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     runner = TaskRunner(factory)
@@ -371,7 +377,7 @@ def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -397,6 +403,11 @@ class Failure:
         """Describe ``error``; one of ours that cannot be pickled is only described."""
         ours = error if isinstance(error, HippoIndexError) and _survives_pickling(error) else None
         return cls(ours, _summary(error), "".join(traceback.format_exception(error)))
+
+    @property
+    def lost(self) -> str | None:
+        """How the worker was lost, where it says so itself."""
+        return f"gave up: {self.error}" if isinstance(self.error, WorkerLostError) else None
 
 
 class TaskRunner:

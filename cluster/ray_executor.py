@@ -5,7 +5,8 @@ Tasks and the worker factory are pickled bytes; a task's outcome is nothing or, 
 Ray: on a cluster, their paths must mean the same on every node.
 
 Actors and tasks are never retried by Ray, which would not say at which task an actor was lost, nor stop at a
-task that kills every actor: a lost actor is replaced here by another one, on whatever node has room.
+task that kills every actor: a lost actor is replaced here by another one, on whatever node has room. An actor
+whose GPUs are of several nodes has a placement group of its own, which is given back with it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -43,6 +45,13 @@ from hippoindex.cluster.executor import (
     pickled,
     raise_failure,
     worker_environment,
+)
+from hippoindex.cluster.ray_placement import (
+    bundle_nodes,
+    bundles,
+    require_gpus,
+    spans_nodes,
+    workers_that_fit,
 )
 from hippoindex.cluster.task_queue import Limits, Resources, T, TaskQueue, describe
 from hippoindex.cluster.usage import available_cores
@@ -72,6 +81,7 @@ _START_ATTEMPTS = 3
 #: After one was lost while it started.
 _START_PAUSE_S = 2.0
 _MAX_QUOTED_CHARS = 1000
+_TORN = "was lost with a node on which some of its GPUs are"
 #: What Ray says of a lost actor, and what is said of it here.
 _ENDS = (
     ("low on memory", "was killed because its node ran low on memory"),
@@ -152,18 +162,21 @@ class RayExecutor:
         self._connect()
         dumps = self._ray.cloudpickle.dumps  # unlike pickle it can send what __main__ defines
         payload = pickled(factory, "The worker factory", dumps)
-        self._check_gpus(resources)
-        pool: _ActorPool[T] = _ActorPool(self._ray, payload, resources, self._limits)
+        pool: _ActorPool[T] = _ActorPool(
+            self._ray, payload, resources, self._limits, spread=self._is_spread(resources)
+        )
         waiting = TaskQueue(tasks, self._limits)
         head = _Head(self._head_address())
-        left, wanted, looked_s = len(tasks), self.workers_for(resources), time.monotonic()
+        left, looked_s = len(tasks), time.monotonic()
+        pool.wanted = self.workers_for(resources)
         try:
             while left:
                 if time.monotonic() - looked_s >= _LOOK_INTERVAL_S:
                     looked_s = time.monotonic()
                     if head.answers():
-                        wanted = self.workers_for(resources)
-                pool.grow(min(wanted, left))
+                        pool.wanted = self.workers_for(resources)
+                        pool.end_torn(waiting)
+                pool.grow(left)
                 while pool.idle and (task := waiting.take()) is not None:
                     pool.give(task, pickled(task, describe(task), dumps))
                 for task, lost in pool.outcomes():
@@ -173,27 +186,29 @@ class RayExecutor:
                     else:
                         waiting.put_back(task, lost)
         finally:
-            pool.close()
+            pool.close(head_is_there=not head.is_gone)
+
+    def _is_spread(self, resources: Resources) -> bool:
+        """Return whether a worker's GPUs are of several nodes; refuse one that the cluster cannot hold."""
+        nodes = self._nodes()
+        require_gpus(nodes, resources)
+        spread = spans_nodes(nodes, resources)
+        if spread:
+            _log.info(
+                "no node has the GPUs of a worker: they are taken from several", gpus=resources.num_gpus
+            )
+        return spread
 
     def workers_for(self, resources: Resources) -> int:
         """Return the number of workers there should be: as many as were asked for, or as fit."""
         if self._workers is not None and (self._address is not None or resources == ONE_CORE):
             return self._workers
         self._connect()
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        room = max(1, sum(_room(node, resources) for node in nodes))
+        room = max(1, workers_that_fit(self._nodes(), resources))
         return room if self._workers is None else min(room, self._workers)
 
-    def _check_gpus(self, resources: Resources) -> None:
-        """Refuse a worker whose GPUs no node has, if some node has any; otherwise one with more may come."""
-        gpus = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
-        if 0 < max(gpus, default=0) < resources.num_gpus:
-            raise ExecutorError(
-                f"A worker needs {resources.num_gpus:g} GPUs of one node, and no node of the cluster has "
-                f"more than {max(gpus):g}. One engine cannot be spread over nodes: lower "
-                "vllm.tensor_parallel x vllm.pipeline_parallel, or start a server over several nodes and "
-                "ask it with the engine openai"
-            )
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _head_address(self) -> str:
         if self._address is not None and self._address.startswith("ray://"):
@@ -235,12 +250,16 @@ class RayExecutor:
 
 @dataclass(eq=False)
 class _Worker(Generic[T]):
-    """An actor, and the task it is at since a time; the node where it runs once it has started."""
+    """An actor, and the task it is at since a time; once it has started, the node of each of its GPUs.
+
+    Where it has GPUs of its own, or none, that is the node where it runs.
+    """
 
     actor: Any
+    group: Any = None
     task: T | None = None
     given_s: float = 0.0
-    node: str = ""
+    nodes: Sequence[str] = ()
 
 
 class _ActorPool(Generic[T]):
@@ -250,33 +269,47 @@ class _ActorPool(Generic[T]):
     by a queue: within ``ray.wait`` the exception of a signal's handler would be lost.
     """
 
-    def __init__(self, ray: Any, factory: bytes, resources: Resources, limits: Limits) -> None:
+    def __init__(
+        self, ray: Any, factory: bytes, resources: Resources, limits: Limits, *, spread: bool
+    ) -> None:
         self.idle: list[_Worker[T]] = []
         self._owing: set[_Worker[T]] = set()
         self._outcomes: queue.SimpleQueue[tuple[_Worker[T], Future]] = queue.SimpleQueue()
         self._ray = ray
         self._limits = limits
         self._factory = factory
-        self._class = ray.remote(_Actor).options(
+        self._bundles = bundles(resources) if spread else None
+        self._class = ray.remote(
             num_cpus=resources.num_cpus,
-            num_gpus=resources.num_gpus,
+            num_gpus=0 if spread else resources.num_gpus,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-        )
-        self._wanted = 0
+        )(_Actor)
+        self.wanted = 0
         self._lost_while_starting = 0
         self._start_again_s = time.monotonic()
-        self._tale = _Tale(resources)
+        self._tale = _Tale(resources, of_one_node=not spread)
 
-    def grow(self, wanted: int) -> None:
-        """Have so many actors, or more, started or waiting for a place."""
-        self._wanted = wanted
+    def grow(self, tasks: int) -> None:
+        """Have as many actors as are wanted, or as there are tasks, started or waiting for a place."""
         if time.monotonic() < self._start_again_s:
             return
-        for _ in range(wanted - len(self.idle) - len(self._owing)):
-            actor = self._class.remote(self._factory, sys.path)
-            self._expect(_Worker(actor), actor.node.remote())
+        for _ in range(min(self.wanted, tasks) - len(self.idle) - len(self._owing)):
+            worker = self._started()
+            self._expect(worker, worker.actor.place.remote())
+
+    def _started(self) -> _Worker[T]:
+        if self._bundles is None:
+            return _Worker(self._class.remote(self._factory, sys.path))
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = self._ray.util.placement_group(self._bundles, strategy="PACK")
+        inside = PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+        )
+        actor = self._class.options(scheduling_strategy=inside).remote(self._factory, sys.path)
+        return _Worker(actor, group)
 
     def give(self, task: T, payload: bytes) -> None:
         """Give a task to an idle actor."""
@@ -299,21 +332,38 @@ class _ActorPool(Generic[T]):
                 else:
                     yield self._outcome(worker, worker.task, outcome)
         yield from self._overdue()
-        nodes = self._nodes()
-        self._tale.tell(len(nodes), len(set(nodes)), self._wanted)
+        running = self._running()
+        self._tale.tell(len(running), len({node for worker in running for node in worker.nodes}), self.wanted)
 
-    def _nodes(self) -> list[str]:
-        """Return the node of each actor that runs."""
-        return [worker.node for worker in (*self.idle, *self._owing) if worker.node]
+    def end_torn(self, waiting: TaskQueue[T]) -> None:
+        """End actors whose placement group has lost a node, and put back their tasks.
 
-    def _welcome(self, worker: _Worker[T], node: Future) -> None:
+        Such an actor may never notice: what it has on its other nodes may wait for the rest for ever. Ray
+        gives the group another node as soon as there is one, but nothing runs there.
+        """
+        for worker in self._running():
+            if worker.group is None or bundle_nodes(worker.group) == worker.nodes:
+                continue
+            (self._owing if worker in self._owing else self.idle).remove(worker)
+            self._end(worker)
+            if worker.task is None:
+                _log.warning("a worker was lost", worker=_TORN)
+            else:
+                waiting.put_back(worker.task, _TORN)
+
+    def _running(self) -> list[_Worker[T]]:
+        """Return the actors that have started."""
+        return [worker for worker in (*self.idle, *self._owing) if worker.nodes]
+
+    def _welcome(self, worker: _Worker[T], place: Future) -> None:
         """Take in an actor that has started, or has failed to."""
         try:
-            worker.node, version = node.result()
+            worker.nodes, version = place.result()
         except self._ray.exceptions.RayError as error:
+            self._end(worker)
             self._lost_while_starting += 1
             self._start_again_s = time.monotonic() + _START_PAUSE_S
-            in_vain = self._lost_while_starting >= _START_ATTEMPTS * self._wanted and not self._nodes()
+            in_vain = self._lost_while_starting >= _START_ATTEMPTS * self.wanted and not self._running()
             if in_vain or getattr(error, "actor_init_failed", False):  # another one would fare no better
                 raise ExecutorError(
                     f"Ray cannot start workers: one {_how_it_was_lost(error)}. Every node needs what this "
@@ -323,6 +373,8 @@ class _ActorPool(Generic[T]):
             return
         self._lost_while_starting = 0
         self.idle.append(worker)
+        if worker.group is not None:
+            _log.info("a worker's GPUs", by_node=sorted(Counter(worker.nodes).values(), reverse=True))
         if version != __version__:
             raise ExecutorError(
                 f"A node of the cluster has hippoindex {version}, this one has {__version__}: install the "
@@ -335,10 +387,14 @@ class _ActorPool(Generic[T]):
         except self._ray.exceptions.RayTaskError as error:
             raise ExecutorError(f"Could not process {describe(task)}: {error}") from error
         except self._ray.exceptions.RayError as error:
-            self._ray.kill(worker.actor)  # should it be cut off only
+            self._end(worker)  # should it be cut off only
             return task, _how_it_was_lost(error)
         if failure is not None:
-            raise_failure(task, pickle.loads(failure))  # noqa: S301 - made by this run's own worker
+            known = pickle.loads(failure)  # noqa: S301 - made by this run's own worker
+            if known.lost is None:
+                raise_failure(task, known)
+            self._end(worker)
+            return task, known.lost
         worker.task = None
         self._lost_while_starting = 0
         self.idle.append(worker)
@@ -352,20 +408,31 @@ class _ActorPool(Generic[T]):
         for worker in list(self._owing):
             if worker.task is not None and time.monotonic() - worker.given_s > timeout_s:
                 self._owing.remove(worker)
-                self._ray.kill(worker.actor)
+                self._end(worker)
                 yield worker.task, self._limits.hung
 
-    def close(self) -> None:
+    def close(self, *, head_is_there: bool = True) -> None:
         """End all actors at once: outputs are written atomically, so nothing needs a farewell."""
         for worker in (*self.idle, *self._owing):
+            self._end(worker, head_is_there=head_is_there)
+
+    def _end(self, worker: _Worker[T], *, head_is_there: bool = True) -> None:
+        """End an actor and give back its placement group, with whatever else runs in that.
+
+        Without the head there is nobody to take it, and asking would wait for one.
+        """
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.kill(worker.actor)
+        if worker.group is not None and head_is_there:
             with contextlib.suppress(self._ray.exceptions.RayError):
-                self._ray.kill(worker.actor)
+                self._ray.util.remove_placement_group(worker.group)
 
 
 class _Head:
     """The head of the cluster: whether it is there. Without it Ray would wait, and then end this process."""
 
     def __init__(self, address: str) -> None:
+        self.is_gone = False
         self._address = address
         self._missed = 0
 
@@ -382,6 +449,7 @@ class _Head:
         except OSError as error:
             self._missed += 1
             if self._missed >= _MAX_MISSED:
+                self.is_gone = True
                 raise ExecutorError(
                     f"The head of the Ray cluster, {self._address}, is gone: {error}. What was done is kept; "
                     "run again when the cluster is back"
@@ -394,8 +462,10 @@ class _Head:
 class _Tale:
     """What the log tells of the workers of a run, and the end of the wait for one."""
 
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
+    def __init__(self, resources: Resources, *, of_one_node: bool) -> None:
+        self._needs = f"{resources.num_cpus:g} CPUs and {resources.num_gpus:g} GPUs" + (
+            " of one node" if of_one_node else ""
+        )
         self._told = (0, 0)
         self._told_s = -_LOOK_INTERVAL_S
         self._alone_since_s = time.monotonic()
@@ -416,13 +486,14 @@ class _Tale:
         elif now_s - self._alone_since_s > _NO_PLACE_TIMEOUT_S:
             raise ExecutorError(
                 f"The cluster has had no room for a worker for {_NO_PLACE_TIMEOUT_S:g} s: each needs "
-                f"{self._resources.num_cpus:g} CPUs and {self._resources.num_gpus:g} GPUs of one node. "
-                "What was done is kept; run again when there is room."
+                f"{self._needs}. What was done is kept; run again when there is room."
             )
         elif now_s > self._warn_s:
             self._warn_s = now_s + _NO_PLACE_LOG_INTERVAL_S
             _log.warning(
-                "no worker has a place on the cluster yet", waited_s=round(now_s - self._alone_since_s)
+                "no worker has a place on the cluster yet",
+                each_needs=self._needs,
+                waited_s=round(now_s - self._alone_since_s),
             )
         state = (running, nodes)
         due = running >= wanted or now_s - self._told_s >= _LOOK_INTERVAL_S
@@ -438,11 +509,14 @@ class _Actor:
         sys.path.extend(folder for folder in module_path if folder not in sys.path)
         self._runner = TaskRunner(factory)
 
-    def node(self) -> tuple[str, str]:
-        """Return the id of the node where this runs, and the version of hippoindex there."""
+    def place(self) -> tuple[list[str], str]:
+        """Return the node of each bundle of the placement group, else of this; and hippoindex's version."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), __version__
+        group = ray.util.get_current_placement_group()
+        if group is None:
+            return [ray.get_runtime_context().get_node_id()], __version__
+        return bundle_nodes(group), __version__
 
     def process(self, task: bytes) -> bytes | None:
         """Process a pickled task; return the pickled failure, if it failed."""
@@ -459,12 +533,6 @@ def _import_ray(*, client: bool) -> ray:
     if client and find_spec("grpc") is None:
         raise MissingPackageError("grpc", "An address ray://...", "pip install 'ray[client]'")
     return ray
-
-
-def _room(node: dict[str, float], resources: Resources) -> int:
-    """Return how many workers fit on a node."""
-    needs = {"CPU": resources.num_cpus, "GPU": resources.num_gpus}
-    return min((int(node.get(kind, 0) / need) for kind, need in needs.items() if need), default=1)
 
 
 def _how_it_was_lost(error: Exception) -> str:

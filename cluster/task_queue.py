@@ -39,10 +39,14 @@ class Resources:
     ----------
     num_cpus : float
     num_gpus : float
+    one_node : bool
+        Whether the GPUs must be of one node. A worker that can use those of several is given such if no node
+        has enough: on Ray, a placement group of one bundle for each, in the first of which it runs.
     """
 
     num_cpus: float = 1
     num_gpus: float = 0
+    one_node: bool = True
 
 
 @dataclass(frozen=True)

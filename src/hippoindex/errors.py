@@ -73,6 +73,10 @@ class ExecutorError(HippoIndexError):
     """A shard could not be processed, or no worker can be had."""
 
 
+class WorkerLostError(HippoIndexError):
+    """A worker that cannot go on, such as one whose engine has died; another one could."""
+
+
 class KernelError(HippoIndexError, ValueError):
     """Arrays that break a kernel's contract. Also a ``ValueError``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-_DEADLINE_S = 120.0
+from hippoindex.cluster.ray_placement import is_spread
+
+_DEADLINE_S = 45.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,34 @@ def linger(task: PlacedTask) -> None:
     """Go on when the test says so."""
     _begin(task)
     _wait((task.folder / "enough").exists)
+    place(task)
+
+
+def sit(task: PlacedTask) -> None:
+    """Start an actor on each GPU of the placement group; go on when a node has been killed that has none."""
+
+    class Sitter:  # sent whole: where it goes this module is not found
+        def where(self) -> tuple[str, int]:
+            return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    group = ray.util.get_current_placement_group()
+    assert is_spread()
+    sitters = [
+        ray.remote(Sitter)
+        .options(
+            num_cpus=0,
+            num_gpus=1,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i),
+        )
+        .remote()
+        for i in range(group.bundle_count)
+    ]
+    found = ray.get([sitter.where.remote() for sitter in sitters])
+    begun = Path(f"{task.output}.{os.getpid()}.begun")
+    begun.with_suffix(".new").write_text(json.dumps({"node": _node(), "sitters": found}))
+    begun.with_suffix(".new").rename(begun)
+    doomed, nodes = task.folder / "doomed", {node for node, _ in found}
+    _wait(lambda: doomed.exists() and doomed.read_text() not in nodes)
     place(task)
 
 

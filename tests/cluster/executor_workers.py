@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numba
 
-from hippoindex.errors import HippoIndexError, MissingPackageError, ModelError
+from hippoindex.errors import HippoIndexError, MissingPackageError, ModelError, WorkerLostError
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,23 @@ def hang(_salt: str, task: FileTask) -> None:
     ctypes.PyDLL(None).sleep(600)
 
 
+def give_up_once(salt: str, task: FileTask) -> None:
+    if not _again(task):
+        raise WorkerLostError("the engine has died")
+    write(salt, task)
+
+
 def trouble_once(salt: str, task: FileTask) -> None:
     """Be lost in another way according to the task's number."""
-    (die_once, leave_once, hang_once, write)[task.index](salt, task)
+    (die_once, leave_once, hang_once, give_up_once, write)[task.index](salt, task)
+
+
+def hang_with_child(salt: str, task: FileTask) -> None:
+    """Start a process, as an inference engine does, and hang."""
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    child.start()
+    Path(f"{task.output}.{child.pid}.child").touch()
+    hang(salt, task)
 
 
 def sleep_long(_salt: str, task: FileTask) -> None:
@@ -150,6 +165,7 @@ ACTIONS: dict[str, Callable[[str, FileTask], None]] = {
         die,
         leave_at_once,
         hang,
+        hang_with_child,
         trouble_once,
         sleep_long,
     )

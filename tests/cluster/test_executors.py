@@ -177,14 +177,15 @@ def test_an_error_of_ours_survives_whatever_its_init_takes(
 def test_a_worker_lost_in_whatever_way_costs_one_attempt_at_its_shard(
     executor: Executor, factory: Any, make_tasks: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = make_tasks(4, "trouble_once")
+    tasks = make_tasks(5, "trouble_once")
     with structlog.testing.capture_logs() as logs:
         done = run(limited(executor, Limits(3, 20.0)), factory, tasks)
-    assert sorted(done) == list(range(4)), "each once"
-    assert [words[:2] for words in outputs(tasks)] == [["salt", str(i)] for i in range(4)]
+    assert sorted(done) == list(range(5)), "each once"
+    assert [words[:2] for words in outputs(tasks)] == [["salt", str(i)] for i in range(5)]
     assert capfd.readouterr().out == "", "what Ray has to say of it is not for standard output"
     lost = {entry["shard"]: entry["worker"] for entry in logs if entry["event"] == "a worker was lost"}
-    assert sorted(lost) == [f"shard {i} (/in/{i}.Arrow)" for i in range(3)]
+    assert sorted(lost) == [f"shard {i} (/in/{i}.Arrow)" for i in range(4)]
+    assert lost["shard 3 (/in/3.Arrow)"] == "gave up: the engine has died"
     assert lost["shard 2 (/in/2.Arrow)"] == "hung: it took more than 20 s (cluster.shard_timeout_s)"
     (hung,) = tmp_path.glob("2.out.*.hung")
     pid = int(hung.name.split(".")[2])
@@ -293,6 +294,16 @@ def test_with_a_limit_of_time_even_one_worker_is_a_process(factory: Any, make_ta
     assert run(LocalExecutor(1, limits=Limits(3, 60.0)), factory, tasks) == [0, 1]
     (pid,) = {words[2] for words in outputs(tasks)}
     assert pid != str(os.getpid())
+
+
+def test_a_worker_may_have_processes_of_its_own_which_end_with_it(
+    factory: Any, make_tasks: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ExecutorError, match="hung"):
+        run(LocalExecutor(1, limits=Limits(1, 5.0)), factory, make_tasks(1, "hang_with_child"))
+    (child,) = tmp_path.glob("*.child")
+    pid = int(child.name.split(".")[2])
+    wait_until(lambda: not psutil.pid_exists(pid), "its child is still there")
 
 
 @pytest.mark.parametrize("limits", [{"shard_attempts": 0}, {"shard_timeout_s": 0.0}, {"shard_timeout_s": -1}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import re
 import secrets
@@ -11,11 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import structlog
 
@@ -78,9 +81,68 @@ def in_background(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_more_gpus_than_any_node_has_are_refused_at_once(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
-    with pytest.raises(ExecutorError, match=r"needs 2 GPUs of one node, and no node .* more than 1"):
+def test_gpus_that_are_not_there_are_refused_at_once(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
+    started = time.monotonic()
+    there = r"which the cluster does not have: its GPUs are 1 on [\d.]+\. Ask for fewer"
+    with pytest.raises(ExecutorError, match=rf"A worker needs 2 GPUs of one node, {there}"):
         run(cluster, make_tasks(1, "gather"), Resources(num_gpus=2))
+    with pytest.raises(
+        ExecutorError, match=rf"A worker needs 2 GPUs and, beside one of them, 1 CPUs, {there}"
+    ):
+        run(cluster, make_tasks(1, "gather"), Resources(num_gpus=2, one_node=False))
+    assert time.monotonic() - started < 30
+
+
+def test_gpus_of_several_nodes_are_held_by_a_group_that_is_given_back(
+    cluster: ray_nodes.Cluster, make_tasks: Any
+) -> None:
+    """The node of the second GPU is killed: the worker, which lives on, is ended and has a successor."""
+    import ray
+
+    for _ in range(2):
+        cluster.add_node("--num-gpus=1")
+    tasks = make_tasks(2, "sit")
+    folder = tasks[0].folder
+    struck: list[ray_nodes.Node] = []
+
+    def begun() -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in folder.glob("*.begun")]
+
+    def strike() -> None:
+        ray_nodes.wait_until(begun, "no worker has begun")
+        (first,) = begun()
+        ((node, pid),) = [sitter for sitter in first["sitters"] if sitter[0] != first["node"]]
+        struck.append(
+            next(node for node in cluster.nodes if pid in {process.pid for process in node.processes()})
+        )
+        struck[0].kill_raylet()
+        (folder / "doomed.new").write_text(node)
+        (folder / "doomed.new").rename(folder / "doomed")
+
+    striking = in_background(strike)
+    ray.init(address=cluster.address, log_to_driver=False)  # the program's own connection stays open
+    try:
+        _, places, log = run(cluster, tasks, Resources(num_gpus=2, one_node=False))
+        striking.join()
+        groups = ray.util.placement_group_table().values()
+        assert [group["state"] for group in groups] == ["REMOVED"] * 2
+        ray_nodes.wait_until(lambda: ray.available_resources().get("GPU") == 2, "a GPU is still held")
+    finally:
+        ray.shutdown()
+        head, *others = cluster.nodes
+        kept = next(node for node in others if node not in struck)
+        for node in others:
+            if node is not kept:
+                node.remove()
+        cluster.nodes = [head, kept]
+    assert len({pid for _, pid in places}) == 1
+    for worker in begun():
+        assert len({node for node, _ in worker["sitters"]}) == 2
+        assert not any(psutil.pid_exists(pid) for _, pid in worker["sitters"])
+    told = {entry["event"]: entry for entry in log}
+    assert told["a worker was lost"]["worker"] == "was lost with a node on which some of its GPUs are"
+    assert told["a worker's GPUs"]["by_node"] == [1, 1]
+    assert told["workers"]["nodes"] == 2
 
 
 def test_a_node_that_comes_during_the_run_is_used(cluster: ray_nodes.Cluster, make_tasks: Any) -> None:
