@@ -506,7 +506,12 @@ class _Actor:
     """What runs in a worker process of Ray: it finds the modules that the program finds."""
 
     def __init__(self, factory: bytes, module_path: list[str]) -> None:
+        import ray
+
         sys.path.extend(folder for folder in module_path if folder not in sys.path)
+        if ray.util.get_current_placement_group() is not None:
+            # A process that this one starts, to use the group's GPUs, finds the cluster by this.
+            os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         self._runner = TaskRunner(factory)
 
     def place(self) -> tuple[list[str], str]:

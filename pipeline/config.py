@@ -116,7 +116,7 @@ class EngineConfig(Section):
     """Folder of the answers that were paid for: the same request is not sent twice."""
     concurrency: int = Field(default=16, ge=1)
     """Most requests at once. This limit and those a second and of US dollars are for all workers together."""
-    shards_in_flight: int = Field(default=3, ge=1)
+    shards_in_flight: int = Field(default=12, ge=1)
     """Shards that a worker is at, at once, so that its engine does not run empty at the end of one."""
     tokens_in_flight: int | None = Field(default=None, ge=1)
     """Tokens of texts and their expected answers that a worker is at, at once."""

@@ -15,7 +15,7 @@ from hippoindex.cluster.task_queue import Resources
 from hippoindex.pipeline.config import EmbedConfig
 from hippoindex.pipeline.embed import embedder_dimension, embedder_fingerprint, open_embedder
 from hippoindex.pipeline.llm.accounting import Usage, UsageLog
-from hippoindex.pipeline.llm.vllm import gpu_hour_usd
+from hippoindex.pipeline.llm.vllm import gpu_hour_usd, vllm_resources
 from hippoindex.pipeline.stage import Process, StageOutput, quarantine_table
 
 #: What the stage reads: one column of texts.
@@ -44,7 +44,7 @@ class EmbedStage:
     @property
     def resources(self) -> Resources:
         """What a worker needs: the GPUs of its engine, where it runs one."""
-        return Resources(num_gpus=self.config.vllm.gpus if self.config.engine == "vllm" else 0)
+        return vllm_resources(self.config.vllm) if self.config.engine == "vllm" else Resources()
 
     @property
     def dimension(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hippoindex.errors import ModelError
 from hippoindex.pipeline.config import EmbedConfig
 from hippoindex.pipeline.embed.base import Role, unit_vectors
-from hippoindex.pipeline.llm.vllm import engine_arguments, require_vllm
+from hippoindex.pipeline.llm.vllm import engine_arguments, has_died, require_vllm
 
 
 class VllmEmbedder:
@@ -53,13 +53,24 @@ class VllmEmbedder:
             raise ModelError(f"vLLM cannot load the embedding model {config.model!r}: {error}") from error
 
     def encode(self, texts: Sequence[str], role: Role = "document") -> NDArray[np.float32]:
-        """Embed texts, cut to ``max_tokens``; see :meth:`Embedder.encode`."""
+        """Embed texts, cut to ``max_tokens``; see :meth:`Embedder.encode`.
+
+        Raises
+        ------
+        WorkerLostError
+            If vLLM has died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         instruction = self._config.instructions.of(role)
-        outputs = self._model.embed(
-            [instruction + text for text in texts],
-            use_tqdm=False,
-            tokenization_kwargs={"truncation": True, "max_length": self._config.max_tokens},
-        )
+        try:
+            outputs = self._model.embed(
+                [instruction + text for text in texts],
+                use_tqdm=False,
+                tokenization_kwargs={"truncation": True, "max_length": self._config.max_tokens},
+            )
+        except EngineDeadError as error:
+            raise has_died(error) from error
         found = np.array([output.outputs.embedding for output in outputs], dtype=np.float32)
         return unit_vectors(found.reshape(len(texts), -1), len(texts), self.dimension, self._config.model)
 

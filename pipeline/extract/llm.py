@@ -45,8 +45,6 @@ VERSION = 2
 
 #: Tokens of the answers about a passage, per token of its text: what HippoRAG 2's authors report of MuSiQue.
 _ANSWER_SHARE = 2.5
-#: Pieces that wait for an engine are sorted in windows of so many per slot.
-_WINDOW_PER_SLOT = 4
 #: Times that a passage whose prompt is too long is halved.
 _MAX_HALVINGS = 8
 
@@ -137,7 +135,7 @@ class LlmExtractor:
         self._engine = self._loop.run(awaited(open_engine))
         self._release = weakref.finalize(self, _release, self._loop, self._engine)
         slots = self._engine.slots
-        self._feed = Feed(slots, config.tokens_in_flight, _WINDOW_PER_SLOT * slots)
+        self._feed = Feed(slots, config.tokens_in_flight)
 
     def close(self) -> None:
         """Release the engine; it is released as well when nothing refers to this any more."""

@@ -28,7 +28,7 @@ from hippoindex.pipeline.extract.imported import (
 from hippoindex.pipeline.extract.llm import LlmExtractor, Note, llm_fingerprint
 from hippoindex.pipeline.llm.accounting import UsageLog
 from hippoindex.pipeline.llm.engines import open_engine
-from hippoindex.pipeline.llm.vllm import vllm_fingerprint
+from hippoindex.pipeline.llm.vllm import vllm_fingerprint, vllm_resources
 from hippoindex.pipeline.models import model_fingerprint
 from hippoindex.pipeline.stage import Process, StageOutput, quarantine_table
 
@@ -67,7 +67,7 @@ class ExtractStage:
     @property
     def resources(self) -> Resources:
         """What a worker needs: the GPUs of its engine, where it runs one."""
-        return Resources(num_gpus=self.config.vllm.gpus if self.config.engine == "vllm" else 0)
+        return vllm_resources(self.config.vllm) if self.config.engine == "vllm" else Resources()
 
     @property
     def shards_in_flight(self) -> int:

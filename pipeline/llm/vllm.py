@@ -17,7 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError
+from hippoindex.cluster.ray_placement import is_spread
+from hippoindex.cluster.task_queue import Resources
+from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError, WorkerLostError
 from hippoindex.pipeline.config import VllmConfig
 from hippoindex.pipeline.llm.base import ChatRequest, ChatResponse, PromptTooLongError, RequestFailedError
 from hippoindex.pipeline.llm.cache import ResponseCache, request_key
@@ -102,9 +104,7 @@ class VllmEngine:
             generated = self._engine.generate({"prompt_token_ids": prompt}, sampling, name)
             outputs = [output async for output in generated]
         except EngineDeadError as error:
-            raise HippoIndexError(
-                f"vLLM has died: {error}. What was done is kept; its reason is in the worker's log above"
-            ) from error
+            raise has_died(error) from error
         except ValueError as error:
             raise RequestFailedError(f"vLLM refuses the request: {error}") from error
         if not outputs or not outputs[-1].outputs:
@@ -157,9 +157,23 @@ async def open_vllm(model: str, settings: VllmConfig, section: str = "extract") 
     return VllmEngine(engine, tokenizer, settings, vllm_fingerprint(model))
 
 
+def has_died(error: Exception) -> WorkerLostError:
+    """Return what vLLM's ``EngineDeadError`` means: this worker can do no more."""
+    return WorkerLostError(f"vLLM has died: {error}; its reason is in the worker's log")
+
+
+def vllm_resources(settings: VllmConfig) -> Resources:
+    """Return what a worker needs: the GPUs of its engine, which may be of several nodes."""
+    return Resources(num_gpus=settings.gpus, one_node=settings.gpus <= 1)
+
+
 def engine_arguments(model: str, settings: VllmConfig) -> dict[str, Any]:
-    """Return vLLM's names for our settings."""
-    return {
+    """Return vLLM's names for our settings.
+
+    In a worker whose GPUs are in a placement group of Ray, vLLM starts its own workers there.
+    """
+    spread = {"distributed_executor_backend": "ray"} if is_spread() else {}
+    return spread | {
         "model": model,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
@@ -194,7 +208,7 @@ def require_vllm(settings: VllmConfig, needed_for: str) -> None:
             f"{needed_for} finds no GPU on this machine. Check nvidia-smi and CUDA_VISIBLE_DEVICES, ask a "
             "server elsewhere with the engine openai, or set vllm.device=cpu for vLLM's CPU build"
         )
-    if current_platform.device_count() < settings.gpus:
+    if current_platform.device_count() < settings.gpus and not is_spread():
         raise UsageError(
             f"{needed_for} is to use {settings.gpus} GPUs (tensor_parallel x pipeline_parallel), and this "
             f"machine has {current_platform.device_count()}"

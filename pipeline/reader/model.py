@@ -34,9 +34,6 @@ from hippoindex.pipeline.llm.prompts import Message
 from hippoindex.pipeline.preflight import check_language_model
 from hippoindex.pipeline.reader.prompts import load_reader_prompts
 
-#: Conversations that wait for the engine are sorted in windows of so many per slot.
-_WINDOW_PER_SLOT = 4
-
 T = TypeVar("T")
 
 
@@ -117,7 +114,7 @@ class ReaderModel:
     @cached_property
     def _feed(self) -> Feed:
         slots = self._engine.slots
-        return Feed(slots, self.config.tokens_in_flight, _WINDOW_PER_SLOT * slots)
+        return Feed(slots, self.config.tokens_in_flight)
 
     def close(self) -> None:
         """Release the engine, if it was opened."""

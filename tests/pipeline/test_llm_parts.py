@@ -134,23 +134,38 @@ async def _order(feed: Feed, sizes: list[int], running_s: float = 0.001) -> tupl
     return order, most
 
 
-def test_the_longest_of_a_window_goes_first() -> None:
-    order, _ = asyncio.run(_order(Feed(1, None, 4), [1, 5, 3, 4, 9, 2]))
-    assert order == [5, 4, 3, 1, 9, 2]
+def test_the_longest_that_waits_goes_first() -> None:
+    async def work() -> list[int]:
+        feed, order, all_wait = Feed(1, None), list[int](), asyncio.Event()
+
+        async def one(size: int) -> None:
+            async with feed.admitted(size):
+                order.append(size)
+                await all_wait.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for sizes in ((1, 5, 3), (4, 2)):
+                for size in sizes:
+                    group.create_task(one(size))
+                while not order:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            all_wait.set()
+        return order
+
+    assert asyncio.run(work()) == [5, 4, 3, 2, 1]
 
 
-@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 5), st.integers(1, 9), st.integers(1, 40))
-def test_all_are_admitted_within_the_token_budget(
-    sizes: list[int], slots: int, window: int, tokens: int
-) -> None:
-    order, most = asyncio.run(_order(Feed(slots, tokens, window), sizes, 0.0))
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 5), st.integers(1, 40))
+def test_all_are_admitted_within_the_token_budget(sizes: list[int], slots: int, tokens: int) -> None:
+    order, most = asyncio.run(_order(Feed(slots, tokens), sizes, 0.0))
     assert sorted(order) == sorted(sizes)
     assert most <= max(tokens, *sizes, 0)
 
 
 def test_what_gives_up_its_wait_holds_nothing() -> None:
     async def work() -> int:
-        feed = Feed(1, None, 8)
+        feed = Feed(1, None)
 
         async def one() -> None:
             async with feed.admitted(1):
