@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import importlib
+import io
 import itertools
 import json
 import os
@@ -17,8 +20,10 @@ from typing import Any
 
 import pytest
 import structlog
+from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from hippoindex.cluster.ledger import Lease, LeaseHeldError
 from hippoindex.cluster.storage import Storage, open_storage
@@ -33,6 +38,7 @@ from hippoindex.pipeline.collect import collect
 from hippoindex.pipeline.config import CorpusConfig, load_config
 from hippoindex.pipeline.corpus import CorpusReader
 from hippoindex.pipeline.precompute import refresh
+from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.update import append, delete
 from hippoindex.pipeline.verify import verify_index
 
@@ -302,3 +308,60 @@ def test_a_job_on_storage_that_fails_ends_with_the_same_index(
     remote.copy("s3://bucket/index", copied)
     assert digests(copied) == digests(folder / "index")
     assert collect("s3://bucket/index", older_than_s=-60, work=True) == []
+
+
+@pytest.mark.slow
+def test_a_language_model_on_ray_with_storage_on_s3(prefix: str, tmp_path: Path) -> None:
+    """What it uses is told meanwhile and passages are embedded; the last shard waits for both."""
+    hostile = load_hostile_server()
+    records = [
+        {"id": str(i), "title": "", "text": f"Mill{i} stands in Town{i % 3}, beside River{i}."}
+        for i in range(24)
+    ]
+    corpus, url = write(tmp_path / "mills.jsonl", records), f"{prefix}/index"
+    with structlog.testing.capture_logs() as log:
+
+        async def answer(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            awaited = config.cluster.executor == "ray" and "Mill23 " in body["messages"][5]["content"]
+            while awaited and not (told() and ahead()):
+                await asyncio.sleep(0.1)
+            return web.json_response(hostile.completion(hostile.good_answer(body["messages"])))
+
+        def told() -> bool:
+            uses = [entry["uses"] for entry in log if entry["event"] == "stage at work"]
+            return any(not text.startswith("0 tokens/s") and text.endswith(" USD") for text in uses)
+
+        def ahead() -> bool:
+            return any(open_storage(f"{url}.work").entries("embed/done/"))
+
+        with hostile.HostileServer((answer,), 1.0) as server:
+            chosen = {
+                "extract__engine": "openai",
+                "extract__model": "m",
+                "extract__base_url": server.base_url,
+                "extract__price_usd": {"prompt": 1e3, "generated": 1e3},
+                "cluster__shard_passages": 4,
+                "cluster__workers": 2,
+                "precompute__enabled": False,
+            }
+            config = load_config(corpus__path=[str(corpus)], output=url, cluster__executor="ray", **chosen)
+            monitor = Monitor(Console(file=io.StringIO()), log_interval_s=0.2)
+            made = build_index(config, monitor=monitor)
+            config = load_config(corpus__path=[str(corpus)], output=str(tmp_path / "here"), **chosen)
+            assert build_index(config).manifest.files == made.manifest.files
+    events = [entry["event"] for entry in log]
+    assert "it cannot be seen what the stage is using" not in events
+    assert "a stage that ran ahead has stopped" not in events
+    assert next(entry["shards"] for entry in log if entry["event"] == "embedded during extraction") >= 1
+    used = made.stats["language_model"]
+    assert (used["passages"], used["requests"]) == (24, 48)
+    assert len(used["workers"]) == 2
+    assert used["usd"] == pytest.approx(48 * 15 / 1e3)
+    assert objects(f"{url}.work") == set()
+
+
+def load_hostile_server() -> ModuleType:
+    folder = Path(__file__).parents[1] / "pipeline"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return importlib.import_module("hostile_server")
