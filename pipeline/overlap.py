@@ -160,5 +160,5 @@ def on_other_devices(extract: ExtractConfig, embed: EmbedConfig) -> bool:
     if not (extract.engine == "openai" or (extract.engine == "vllm" and extract.vllm.gpus)):
         return False
     if embed.engine == "openai":
-        return extract.engine == "vllm" or extract.base_url != embed.base_url
+        return extract.engine == "vllm" or extract.base_url.rstrip("/") != embed.base_url.rstrip("/")
     return embed.engine == "onnx"

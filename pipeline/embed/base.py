@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hippoindex.errors import ModelError
+from hippoindex.pipeline.config import EmbedConfig
 
 #: What a text is to a model that is told: something that is found, or a question for facts or passages.
 Role = Literal["document", "query_to_fact", "query_to_passage"]
@@ -35,6 +36,36 @@ class Embedder(Protocol):
     def token_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return the character span of every token of every text, special tokens and truncation left out."""
         ...
+
+
+class ConfiguredEmbedder:
+    """What embedders begin with whose model is told what a text is.
+
+    Parameters
+    ----------
+    config : EmbedConfig
+        ``dimension`` must be set.
+    fingerprint : str
+    dimension : int
+    """
+
+    def __init__(self, config: EmbedConfig, fingerprint: str, dimension: int) -> None:
+        self.dimension = dimension
+        self.fingerprint = fingerprint
+        self._config = config
+
+    def _told(self, texts: Sequence[str], role: Role) -> list[str]:
+        """Return texts as the model is given them."""
+        instruction = self._config.instructions.of(role)
+        return [instruction + text for text in texts]
+
+
+def tokenizer_offsets(tokenizer: Callable[..., Any], texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """Return the character spans of texts' tokens by a fast tokenizer of ``transformers``."""
+    if not texts:
+        return []
+    found = tokenizer(list(texts), return_offsets_mapping=True, add_special_tokens=False)
+    return [[(start, end) for start, end in spans if start < end] for spans in found["offset_mapping"]]
 
 
 def unit_vectors(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 
@@ -11,21 +10,14 @@ from numpy.typing import NDArray
 
 from hippoindex.errors import ModelError
 from hippoindex.pipeline.config import EmbedConfig
-from hippoindex.pipeline.embed.base import Role, unit_vectors
+from hippoindex.pipeline.embed.base import ConfiguredEmbedder, Role, unit_vectors
 from hippoindex.pipeline.llm.base import RequestFailedError, rough_token_spans
 from hippoindex.pipeline.llm.endpoint import BadReplyError, Endpoint, EndpointSettings
-from hippoindex.pipeline.llm.loop import LoopThread
+from hippoindex.pipeline.llm.loop import LoopThread, run_all
 
 
-class OpenAIEmbedder:
+class OpenAIEmbedder(ConfiguredEmbedder):
     """Asks an endpoint for vectors, some texts at a time, the longest first.
-
-    Parameters
-    ----------
-    config : EmbedConfig
-        ``dimension`` must be set.
-    fingerprint : str
-    dimension : int
 
     Raises
     ------
@@ -34,9 +26,7 @@ class OpenAIEmbedder:
     """
 
     def __init__(self, config: EmbedConfig, fingerprint: str, dimension: int) -> None:
-        self.dimension = dimension
-        self.fingerprint = fingerprint
-        self._config = config
+        super().__init__(config, fingerprint, dimension)
         self._endpoint = Endpoint(
             EndpointSettings(
                 section="embed",
@@ -57,27 +47,22 @@ class OpenAIEmbedder:
         ModelError
             If the endpoint refuses a batch, or answers with other vectors than ``embed.dimension`` says.
         """
-        return self._loop.run(self._encode(texts, self._config.instructions.of(role)))
+        return self._loop.run(self._encode(self._told(texts, role)))
 
     def token_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return about where the tokens of every text are: an endpoint does not say."""
         return [rough_token_spans(text) for text in texts]
 
-    async def _encode(self, texts: Sequence[str], instruction: str) -> NDArray[np.float32]:
+    async def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         size = self._config.batch_texts
         batches = [order[start : start + size] for start in range(0, len(order), size)]
 
         async def one(rows: list[int]) -> None:
-            vectors[rows] = await self._batch([instruction + texts[row] for row in rows])
+            vectors[rows] = await self._batch([texts[row] for row in rows])
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for rows in batches:
-                    group.create_task(one(rows))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await run_all(map(one, batches))
         return vectors
 
     async def _batch(self, texts: list[str]) -> NDArray[np.float32]:

@@ -9,18 +9,11 @@ from numpy.typing import NDArray
 
 from hippoindex.errors import MissingPackageError, ModelError
 from hippoindex.pipeline.config import EmbedConfig
-from hippoindex.pipeline.embed.base import Role, unit_vectors
+from hippoindex.pipeline.embed.base import ConfiguredEmbedder, Role, tokenizer_offsets, unit_vectors
 
 
-class SentenceTransformersEmbedder:
+class SentenceTransformersEmbedder(ConfiguredEmbedder):
     """A model of sentence-transformers; it sorts texts by length itself.
-
-    Parameters
-    ----------
-    config : EmbedConfig
-        ``dimension`` must be set.
-    fingerprint : str
-    dimension : int
 
     Raises
     ------
@@ -39,9 +32,7 @@ class SentenceTransformersEmbedder:
                 "embed.engine=sentence-transformers",
                 "pip install 'hippoindex[sentence-transformers]'",
             ) from error
-        self.dimension = dimension
-        self.fingerprint = fingerprint
-        self._config = config
+        super().__init__(config, fingerprint, dimension)
         try:
             self._model = sentence_transformers.SentenceTransformer(
                 config.model, trust_remote_code=config.trust_remote_code
@@ -52,9 +43,8 @@ class SentenceTransformersEmbedder:
 
     def encode(self, texts: Sequence[str], role: Role = "document") -> NDArray[np.float32]:
         """Embed texts; see :meth:`Embedder.encode`."""
-        instruction = self._config.instructions.of(role)
         vectors = self._model.encode(
-            [instruction + text for text in texts],
+            self._told(texts, role),
             batch_size=self._config.batch_texts,
             convert_to_numpy=True,
             show_progress_bar=False,
@@ -66,7 +56,4 @@ class SentenceTransformersEmbedder:
 
     def token_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return where the tokens of every text are."""
-        if not texts:
-            return []
-        found = self._model.tokenizer(list(texts), return_offsets_mapping=True, add_special_tokens=False)
-        return [[(start, end) for start, end in spans if start < end] for spans in found["offset_mapping"]]
+        return tokenizer_offsets(self._model.tokenizer, texts)

@@ -10,19 +10,12 @@ from numpy.typing import NDArray
 
 from hippoindex.errors import ModelError
 from hippoindex.pipeline.config import EmbedConfig
-from hippoindex.pipeline.embed.base import Role, unit_vectors
+from hippoindex.pipeline.embed.base import ConfiguredEmbedder, Role, tokenizer_offsets, unit_vectors
 from hippoindex.pipeline.llm.vllm import engine_arguments, has_died, require_vllm
 
 
-class VllmEmbedder:
+class VllmEmbedder(ConfiguredEmbedder):
     """A pooling model in this process.
-
-    Parameters
-    ----------
-    config : EmbedConfig
-        ``dimension`` must be set.
-    fingerprint : str
-    dimension : int
 
     Raises
     ------
@@ -38,9 +31,7 @@ class VllmEmbedder:
         require_vllm(config.vllm, "embed.engine=vllm")
         import vllm
 
-        self.dimension = dimension
-        self.fingerprint = fingerprint
-        self._config = config
+        super().__init__(config, fingerprint, dimension)
         arguments = engine_arguments(config.model, config.vllm) | {
             "runner": "pooling",
             "convert": "embed",
@@ -62,22 +53,18 @@ class VllmEmbedder:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        instruction = self._config.instructions.of(role)
         try:
             outputs = self._model.embed(
-                [instruction + text for text in texts],
+                self._told(texts, role),
                 use_tqdm=False,
                 tokenization_kwargs={"truncation": True, "max_length": self._config.max_tokens},
             )
         except EngineDeadError as error:
             raise has_died(error) from error
         found = np.array([output.outputs.embedding for output in outputs], dtype=np.float32)
-        return unit_vectors(found.reshape(len(texts), -1), len(texts), self.dimension, self._config.model)
+        found = found.reshape(len(texts), -1 if len(texts) else self.dimension)
+        return unit_vectors(found, len(texts), self.dimension, self._config.model)
 
     def token_offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return where the tokens of every text are."""
-        if not texts:
-            return []
-        tokenizer = self._model.get_tokenizer()
-        found = tokenizer(list(texts), return_offsets_mapping=True, add_special_tokens=False)
-        return [[(start, end) for start, end in spans if start < end] for spans in found["offset_mapping"]]
+        return tokenizer_offsets(self._model.get_tokenizer(), texts)

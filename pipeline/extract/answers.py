@@ -11,7 +11,8 @@ import json_repair
 
 from hippoindex.pipeline.extract.imported import raw_json
 
-_THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+#: Without an end all of it is thoughts.
+_THOUGHTS = re.compile(r"\s*<think>.*?(</think>|\Z)", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _SPACE_OR_COMMA = re.compile(r"[\s,]*")
 
@@ -59,7 +60,8 @@ def without_thoughts(text: str) -> str:
 
 
 def salvage_answer(text: str, keys: Sequence[str]) -> Answer:
-    """Take the complete items out of an answer that was cut; there may be none."""
+    """Take the complete items out of an answer that was cut; there may be none, such as in mere thoughts."""
+    text = without_thoughts(text)
     lists = {key: _complete_items(text, key) for key in keys}
     return Answer(lists, raw_json(lists), cut=True)
 

@@ -8,6 +8,7 @@ is too long is split. What still fails is the passage's error, with every answer
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -129,6 +130,7 @@ class LlmExtractor:
         self._prompts = load_prompts(config.prompts)
         self._price = price_of(config)
         self._log = log
+        self._writing = asyncio.Lock()
         self._shards = 0
         self._counted_until_s = 0.0
         self._loop = loop or LoopThread("language-model")
@@ -162,20 +164,24 @@ class LlmExtractor:
                 self.usage.rejected.update(item.reason for item in extraction.rejected)
         finally:
             self._shards -= 1
-            self._leave_usage()
+            await self._leave_usage()
         repaired = self.usage.repaired - self._repairs_told
         if repaired:
             self._repairs_told += repaired
             _LOG.warning("%d answers were JSON only after a repair", repaired)
         return extractions
 
-    def _leave_usage(self) -> None:
-        """Count the time since it was last counted, in which a shard was in work, and leave the sums."""
+    async def _leave_usage(self) -> None:
+        """Count the time since it was last counted, in which a shard was in work, and leave the sums.
+
+        They are written by a thread, one after the other: the engine must not wait for the storage.
+        """
         now_s = time.perf_counter()
         self.usage.count_time(now_s - self._counted_until_s, self._engine.gpus, self._engine.gpu_hour_usd)
         self._counted_until_s = now_s
         if self._log is not None:
-            self._log.write(self.usage)
+            async with self._writing:
+                await asyncio.to_thread(self._log.write, Usage.of(self.usage.record()))
 
     async def _passage(self, passage: Passage) -> Extraction:
         spans = self._spans(passage.text)
@@ -285,8 +291,8 @@ class LlmExtractor:
     async def _complete(self, part: _Part, request: ChatRequest) -> ChatResponse:
         response = await self._engine.complete(request)
         self.usage.count(response, self._price)
-        if self._log is not None and self._log.due:
-            self._leave_usage()
+        if self._log is not None and self._log.due and not self._writing.locked():
+            await self._leave_usage()
         part.answers.append(response.text)
         return response
 

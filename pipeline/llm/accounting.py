@@ -111,8 +111,9 @@ class Usage:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Usage:
-        """Read :meth:`record`."""
-        return cls(**record | {"rejected": Counter(record["rejected"])})
+        """Read :meth:`record`, also another version's: what it lacks is 0, what is not known is left out."""
+        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
+        return cls(**known | {"rejected": Counter(record.get("rejected", {}))})
 
 
 class UsageLog:
@@ -166,11 +167,11 @@ class LiveUsage:
     def __init__(self, storage: Storage, stage: str) -> None:
         self._storage = storage
         self._stage = stage
-        self._seen = deque([(time.monotonic(), self._total())])
+        self._seen = deque([(time.monotonic(), _used(storage, stage))])
 
     def __call__(self) -> str:
         """Return tokens a second over the last minute and, where there is a price, US dollars so far."""
-        now_s, total = time.monotonic(), self._total()
+        now_s, total = time.monotonic(), _used(self._storage, self._stage)
         while len(self._seen) > 1 and self._seen[1][0] <= now_s - _WINDOW_S:
             self._seen.popleft()
         self._seen.append((now_s, total))
@@ -180,9 +181,6 @@ class LiveUsage:
         written = (total.generated_tokens - before.generated_tokens) / seconds_s
         rates = f"{read:,.0f} tokens/s in, {written:,.0f} out"
         return f"{rates}, {total.usd:,.2f} USD" if total.usd else rates
-
-    def _total(self) -> Usage:
-        return _sum(read_usage(self._storage, self._stage).values())
 
 
 def read_usage(storage: Storage, stage: str) -> dict[str, Usage]:
@@ -200,6 +198,10 @@ def _folder(stage: str) -> str:
     return f"usage/{stage}/"
 
 
+def _used(storage: Storage, stage: str) -> Usage:
+    return _sum(read_usage(storage, stage).values())
+
+
 def _sum(parts: Iterable[Usage]) -> Usage:
     total = Usage()
     for part in parts:
@@ -212,10 +214,9 @@ def stage_usage(storage: Storage, stage: str) -> dict[str, Any]:
 
     What an interrupted run used for shards that were taken over, or has lost, is counted.
     """
-    parts = read_usage(storage, stage)
-    total = _sum(parts.values()).record()
+    total = _used(storage, stage)
     names = ("prompt_tokens", "cached_tokens", "generated_tokens", "gpu_s", "usd")
-    return {name: total[name] for name in names} if parts else {}
+    return {} if total == Usage() else {name: getattr(total, name) for name in names}
 
 
 def language_model_stats(config: ExtractConfig, storage: Storage) -> dict[str, Any]:

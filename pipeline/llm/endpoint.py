@@ -2,7 +2,7 @@
 
 What goes wrong with one request (it is refused, or fails ``attempts`` times) is that request's error. What
 would go wrong with every request stops the work: nobody at the address, a wrong key, an unknown model, a
-server that has nothing but refusals for ``patience_s``, or one that fails request after request.
+server that has too much to do for ``patience_s``, or one that fails or refuses request after request.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Endpoint:
                 f"{self._settings.section}.concurrency or its limits a second"
             ) from None
         except (_FailedAttemptError, BadReplyError) as error:
-            self._count_failure(error)
+            self.count_failure(error)
             raise
         self._failures_in_a_row = 0
         return Reply(*answered, course.sent)
@@ -273,14 +273,20 @@ class Endpoint:
             f"{section}.base_url is its address, e.g. http://127.0.0.1:8000/v1."
         )
 
-    def _count_failure(self, error: RequestFailedError) -> None:
-        """Take a request that has failed for good; stop the work where it is one of very many."""
+    def count_failure(self, error: RequestFailedError) -> None:
+        """Take a request that has failed for good, or was refused.
+
+        Raises
+        ------
+        HippoIndexError
+            If it is one of very many in a row: that is not the requests' fault.
+        """
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= max(_LEAST_FAILURES, 2 * self._settings.concurrency):
             raise HippoIndexError(
-                f"{self._base_url} has failed {self._failures_in_a_row} requests one after the other, each "
-                f"{self._settings.attempts} times; the last one: {error}. What was done is kept: mend the "
-                "server and run again"
+                f"{self._base_url} has failed or refused {self._failures_in_a_row} requests one after the "
+                f"other; the last one: {error} {error.raw[:200]!r}. What was done is kept: mend the server, "
+                "or what it is asked, and run again"
             ) from None
 
 
@@ -328,6 +334,8 @@ def checked_url(settings: EndpointSettings) -> str:
         raise UsageError(
             f"{name} holds a user or password; name a key with {settings.section}.api_key_env instead"
         )
+    if url.query or url.fragment:
+        raise UsageError(f"{name} has a query or fragment; give the address alone, such as http://host/v1")
     if url.scheme not in ("http", "https") or not url.host:
         raise UsageError(f"{name} is not an HTTP URL: {settings.base_url!r}; e.g. http://127.0.0.1:8000/v1")
     return settings.base_url.rstrip("/")

@@ -108,6 +108,7 @@ class OpenAIEngine:
                 return await self._complete(request, self._body(request, way))
             except RefusedError as error:
                 if not (self._may_change_way and _is_about_format(error, way, request)):
+                    self._endpoint.count_failure(error)
                     raise
                 self._go_on_from(way, error)
 

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from hippoindex.cluster.ray_placement import is_spread
 from hippoindex.cluster.task_queue import Resources
 from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError, WorkerLostError
@@ -154,7 +156,20 @@ async def open_vllm(model: str, settings: VllmConfig, section: str = "extract") 
             tokenizer = await tokenizer
     except (OSError, RuntimeError, ValueError) as error:
         raise HippoIndexError(f"vLLM cannot load the model {model!r}: {error}") from error
+    _require_template(tokenizer, model)
     return VllmEngine(engine, tokenizer, settings, vllm_fingerprint(model))
+
+
+def _require_template(tokenizer: Any, model: str) -> None:
+    """Make sure that a model takes conversations of several turns that begin with a system text."""
+    roles = ("system", "user", "assistant", "user")
+    try:
+        tokenizer.apply_chat_template([{"role": role, "content": "-"} for role in roles], tokenize=False)
+    except (ValueError, jinja2.TemplateError) as error:
+        raise HippoIndexError(
+            f"The model {model!r} does not take conversations as they are asked: {error}. Take one that was "
+            "trained for chats with a system text"
+        ) from error
 
 
 def has_died(error: Exception) -> WorkerLostError:

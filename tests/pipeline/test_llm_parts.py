@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,12 @@ def test_thoughts_before_an_answer_are_passed_over() -> None:
     assert (answer.lists, answer.repaired) == ({"entities": ["yes"]}, False)
 
 
+def test_thoughts_that_were_cut_are_no_answer() -> None:
+    thoughts = '<think>I could say {"entities": ["no", "never"'
+    assert salvage_answer(thoughts, ("entities",)).lists == {"entities": []}
+    assert read_answer(thoughts, ("entities",)) is None
+
+
 @given(st.text(max_size=200))
 def test_rough_tokens_cover_all_but_white_space(text: str) -> None:
     spans = rough_token_spans(text)
@@ -329,6 +336,56 @@ def test_a_worker_leaves_what_it_uses_while_it_is_at_a_shard(
     assert (used.passages, used.requests, used.prompt_tokens) == (2, 4, 40)
     assert used.gpu_s == pytest.approx(2 * used.seconds_s, abs=1e-4)
     assert used.usd == pytest.approx(used.gpu_s, abs=1e-4)  # a dollar a second
+
+
+class _SlowLog(UsageLog):
+    """The first writing waits for a request to be answered meanwhile."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage, "extract")
+        self.begun, self.answered = threading.Event(), threading.Event()
+
+    def write(self, total: Usage) -> None:
+        self.begun.set()
+        assert self.answered.wait(30)
+        super().write(total)
+
+
+class _QuickEngine(_LocalEngine):
+    slots = 2
+
+    def __init__(self, log: _SlowLog) -> None:
+        self._log = log
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        if "Bo." in request.messages[5]["content"]:
+            while not self._log.begun.is_set():
+                await asyncio.sleep(0.01)
+            self._log.answered.set()
+        return ChatResponse('{"entities": ["Ann"], "triples": []}', "stop", 10, 5, 5)
+
+
+def test_an_engine_does_not_wait_until_its_use_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounting, "WRITE_INTERVAL_S", 0.0)
+    storage = open_storage(tmp_path)
+    log = _SlowLog(storage)
+
+    async def opened() -> _QuickEngine:
+        return _QuickEngine(log)
+
+    config = ExtractConfig(engine="vllm", model="m")
+    with contextlib.closing(LlmExtractor(config, opened, log)) as extractor:
+        extractor.extract([Passage("a", "", "Ann."), Passage("b", "", "Bo.")])
+    (used,) = read_usage(storage, "extract").values()
+    assert used.requests == 4
+
+
+def test_the_sums_of_another_version_are_read() -> None:
+    assert Usage.of({"requests": 3, "smiles": 1, "rejected": {"a": 2}}) == Usage(
+        requests=3, rejected=Counter({"a": 2})
+    )
 
 
 @pytest.mark.parametrize(

@@ -521,6 +521,26 @@ def test_a_server_that_fails_request_after_request_stops_the_work(server: ChatSe
         extract(server, *[MILL] * 60, concurrency=4)
 
 
+def test_a_server_that_refuses_request_after_request_stops_the_work(server: ChatServer) -> None:
+    server.script = lambda _request, _earlier: Reply(status=403, body="not in your country")
+    with pytest.raises(HippoIndexError, match=r"refused 16 requests one after the other.*HTTP 403.*country"):
+        extract(server, *[MILL] * 60, concurrency=4)
+    assert len(server.requests) < 30
+    server.script = lambda request, _: (
+        Reply(status=400, body="bad words") if "Mill 7" in str(request.messages) else answer_well(request, 0)
+    )
+    passages = [MILL._replace(text=f"Mill {i}") for i in range(40)]
+    failed = [found.error for found in extract(server, *passages, concurrency=1) if found.error]
+    assert failed == ["the server refused the request: HTTP 400"], "that one alone"
+
+
+@pytest.mark.parametrize("end", ["?key=secret", "#part"])
+def test_an_address_is_nothing_but_an_address(server: ChatServer, end: str) -> None:
+    with pytest.raises(UsageError, match=r"extract\.base_url has a query or fragment") as caught:
+        extract(server, base_url=f"{server.base_url}{end}")
+    assert "secret" not in str(caught.value)
+
+
 def test_a_server_that_stays_too_busy_stops_the_work(server: ChatServer) -> None:
     server.script = lambda _request, _earlier: Reply(status=429, body="slow down")
     with pytest.raises(HippoIndexError, match=r"has refused a request for 0\.3 s.*kept"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -10,13 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
-from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError
+from hippoindex.cluster.task_queue import Resources
+from hippoindex.errors import HippoIndexError, MissingPackageError, UsageError, WorkerLostError
 from hippoindex.pipeline.build import build_index
-from hippoindex.pipeline.config import EmbedConfig, load_config
+from hippoindex.pipeline.config import EmbedConfig, VllmConfig, load_config
 from hippoindex.pipeline.embed import embedder_dimension
+from hippoindex.pipeline.llm.base import ChatRequest
 from hippoindex.pipeline.llm.known import known_models, with_known
+from hippoindex.pipeline.llm.vllm import engine_arguments, open_vllm, require_vllm, vllm_resources
 from hippoindex.pipeline.preflight import preflight
 
 
@@ -117,6 +122,86 @@ def test_gpus_must_be_there_and_large_enough(
         return
     with pytest.raises(UsageError, match=message):
         preflight(load_config(overrides=settings))
+
+
+def test_gpus_of_other_nodes_are_not_looked_for_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker whose GPUs are in a placement group."""
+    for name in ("vllm", "vllm.platforms"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["vllm.platforms"].current_platform = _Platform("cuda", 1)  # type: ignore[attr-defined]
+    settings = VllmConfig(pipeline_parallel=2)
+    assert vllm_resources(settings) == Resources(num_gpus=2, one_node=False)
+    assert "distributed_executor_backend" not in engine_arguments("m", settings)
+    with pytest.raises(UsageError, match="is to use 2 GPUs"):
+        require_vllm(settings, "it")
+    monkeypatch.setattr("hippoindex.pipeline.llm.vllm.is_spread", lambda: True)
+    require_vllm(settings, "it")
+    assert engine_arguments("m", settings)["distributed_executor_backend"] == "ray"
+
+
+class _Tokenizer:
+    """One whose template takes no system text."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        if messages[0]["role"] == "system":
+            raise jinja2.TemplateError("System role not supported")
+        return ""
+
+
+class _Engine:
+    """A vLLM that loads, and dies at the first request."""
+
+    tokenizer: Any = _Tokenizer()
+    model_config = types.SimpleNamespace(max_model_len=64)
+
+    @classmethod
+    def from_engine_args(cls, _arguments: Any) -> _Engine:
+        return cls()
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    async def generate(self, *_: Any) -> Any:
+        raise RuntimeError("core")
+        yield
+
+
+def test_a_model_must_take_conversations_and_a_dead_engine_is_a_lost_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM itself is a stand-in here."""
+    parts = ("", ".platforms", ".engine", ".engine.arg_utils", ".sampling_params", ".v1", ".v1.engine")
+    for part in (*parts, ".v1.engine.async_llm", ".v1.engine.exceptions"):
+        module = types.ModuleType(f"vllm{part}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        module.__dict__.update(
+            current_platform=_Platform("cpu", 0),
+            AsyncEngineArgs=dict,
+            AsyncLLM=_Engine,
+            SamplingParams=dict,
+            RequestOutputKind=types.SimpleNamespace(FINAL_ONLY=0),
+            StructuredOutputsParams=dict,
+            EngineDeadError=RuntimeError,
+        )
+    settings = VllmConfig(device="cpu")
+    with pytest.raises(HippoIndexError, match=r"'m' does not take conversations.*System role not supported"):
+        asyncio.run(open_vllm("m", settings))
+
+    class Willing(_Tokenizer):
+        def apply_chat_template(self, *_: Any, **__: Any) -> str:
+            return "a b"
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [len(word) for word in text.split()]}
+
+    monkeypatch.setattr(_Engine, "tokenizer", Willing())
+    request = ChatRequest([{"role": "user", "content": "a b"}], 8)
+
+    async def ask() -> None:
+        await (await open_vllm("m", settings)).complete(request)
+
+    with pytest.raises(WorkerLostError, match="vLLM has died: core"):
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
