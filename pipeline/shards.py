@@ -6,15 +6,17 @@ again: on this machine or, where the storage is S3, on another one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -22,8 +24,9 @@ import structlog
 from hippoindex.cluster.executor import ONE_CORE, Executor
 from hippoindex.cluster.ledger import Ledger, Output
 from hippoindex.cluster.storage import Storage
-from hippoindex.pipeline.overlap import GroupRunner, grouped, shards_in_flight
-from hippoindex.pipeline.progress import Monitor, Note
+from hippoindex.errors import HippoIndexError
+from hippoindex.pipeline.overlap import GroupRunner, ShardGroup, grouped, shards_in_flight
+from hippoindex.pipeline.progress import Advance, Monitor, Note
 from hippoindex.pipeline.stage import (
     QUARANTINE,
     ROWS,
@@ -42,6 +45,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PARALLEL_REQUESTS = 16
+#: How often it is looked which shards of groups are recorded.
+_LOOK_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -186,12 +191,9 @@ class ShardStore:
                 runner = functools.partial(ShardRunner, stage)
                 executor.run(runner, tasks, lambda task: advance(rows[task.key]), resources)
             else:
-                executor.run(
-                    functools.partial(GroupRunner, stage),
-                    grouped(tasks, executor.workers_for(resources), in_flight),
-                    lambda group: advance(sum(rows[task.key] for task in group.tasks)),
-                    resources,
-                )
+                groups = grouped(tasks, executor.workers_for(resources), in_flight)
+                with _Recorded(ledger, {key: rows[key] for key in pending}, advance) as recorded:
+                    executor.run(functools.partial(GroupRunner, stage), groups, recorded.tell, resources)
         self.stages[stage.name] = {"version": stage.version, **stage.key_part()}
         outputs = _at_once(ledger.outputs, keys)
         self.quarantine += [shard.read() for shard in self._fetched([o[QUARANTINE] for o in outputs])]
@@ -214,6 +216,48 @@ class ShardStore:
     def all_quarantine(self) -> pa.Table:
         """Return everything that could not be processed, in one table."""
         return pa.concat_tables([quarantine_table(), *self.quarantine])
+
+
+class _Recorded:
+    """Tells of shards as they are recorded, since a group of them can take hours.
+
+    Parameters
+    ----------
+    ledger : Ledger
+    rows : dict
+        Key of each shard that is to come, to its rows.
+    advance : callable
+        Told the rows of shards that have come; called from one thread at a time.
+    """
+
+    def __init__(self, ledger: Ledger, rows: dict[str, int], advance: Advance) -> None:
+        self._ledger = ledger
+        self._rows = rows
+        self._advance = advance
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="recorded", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def tell(self, group: ShardGroup) -> None:
+        """Tell of a group that is done, as far as that is not told yet."""
+        self._come(task.key for task in group.tasks)
+
+    def _come(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            self._advance(sum(self._rows.pop(key, 0) for key in keys))
+
+    def _look(self) -> None:
+        while not self._ended.wait(_LOOK_INTERVAL_S):
+            with contextlib.suppress(HippoIndexError):  # the stage itself will meet it
+                self._come(self._ledger.done())
 
 
 def column(shards: Sequence[Shard], name: str) -> pa.Array:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import io
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pytest
 import structlog
 from aiohttp import web
+from rich.console import Console
 
 from hippoindex.cluster.executor import LocalExecutor
 from hippoindex.cluster.storage import open_storage
@@ -95,6 +98,36 @@ def test_an_error_ahead_is_logged_and_raised_by_the_stage(tmp_path: Path) -> Non
     assert [(entry["stage"], entry["error"]) for entry in log] == [("copy", "a bad text")]
     with LocalExecutor(1) as executor, pytest.raises(HippoIndexError, match="a bad text"):
         store.run(executor, stage, "texts", shards)
+
+
+@dataclass(frozen=True)
+class Grouped(Copy):
+    shards_in_flight: ClassVar[int] = 4
+
+
+def test_shards_of_a_group_are_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hippoindex.pipeline.shards._LOOK_INTERVAL_S", 0.05)
+    monitor = Monitor(Console(file=io.StringIO()), log_interval_s=0.05)
+    store, stage = ShardStore(open_storage(tmp_path), tmp_path, monitor), Grouped()
+    with structlog.testing.capture_logs() as log:
+
+        def told() -> list[int]:
+            return [entry["done"] for entry in log if entry["event"] == "stage at work"]
+
+        def let_go() -> None:
+            for number in range(1, 5):
+                stage.may_go_on.release()
+                deadline = time.monotonic() + 30
+                while number < 4 and number not in told() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+
+        letting_go = threading.Thread(target=let_go)
+        letting_go.start()
+        with LocalExecutor(1) as executor:
+            store.run(executor, stage, "texts", shards_of(store, 4), lambda: "")
+        letting_go.join()
+    assert [number for number in dict.fromkeys(told()) if 0 < number < 4] == [1, 2, 3]
+    assert monitor.times[0].items == 4
 
 
 @pytest.mark.parametrize(
