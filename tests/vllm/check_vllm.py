@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import structlog
 
 from hippoindex.cluster.executor import Executor, LocalExecutor
 from hippoindex.cluster.ray_executor import RayExecutor
 from hippoindex.cluster.storage import open_storage
+from hippoindex.cluster.task_queue import Limits
 from hippoindex.errors import UsageError
 from hippoindex.pipeline import schemas
 from hippoindex.pipeline.config import EmbedConfig, ExtractConfig, VllmConfig
@@ -29,6 +33,8 @@ from hippoindex.pipeline.llm.vllm import require_vllm
 from hippoindex.pipeline.models import fetch_models
 from hippoindex.pipeline.progress import Monitor
 from hippoindex.pipeline.shards import ShardStore
+
+HERE = Path(__file__).parent
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -45,7 +51,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model() -> str:
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(HERE))
     return str(importlib.import_module("smollm2").folder())
 
 
@@ -99,6 +105,49 @@ def test_extraction_in_a_worker_of_ray_and_again_for_nothing(model: str, tmp_pat
     again, usage = _extract(model, tmp_path / "again", LocalExecutor(1))
     assert again.equals(rows)
     assert (usage["requests"], usage["known"] > 0) == (0, True)
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a cluster of two nodes, which are to have two GPUs and one; vLLM takes CPUs for them."""
+    from ray._private.authentication import authentication_token_setup
+
+    plugin = tmp_path / "cpu_as_gpu-1.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu_as_gpu\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[vllm.platform_plugins]\ncpu = cpu_as_gpu:register\n")
+    monkeypatch.syspath_prepend(str(HERE.parent / "cluster"))
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    authentication_token_setup._enable_token_auth()
+    made = importlib.import_module("ray_nodes").Cluster()
+    path = f"{HERE}{os.pathsep}{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    try:
+        for gpus in (2, 1):
+            made.add_node(f"--num-gpus={gpus}", PYTHONPATH=path, VLLM_CPU_OMP_THREADS_BIND="nobind")
+        yield made.address
+    finally:
+        made.remove()
+
+
+def test_one_engine_on_several_nodes(model: str, tmp_path: Path, two_nodes: str) -> None:
+    """Three ranks of tensor parallelism: the model has nine heads."""
+    vllm = VllmConfig(**SETTINGS, tensor_parallel=3)
+    config = ExtractConfig(engine="vllm", model=model, max_output_tokens=16, max_attempts=1, vllm=vllm)
+    store = ShardStore(open_storage(tmp_path / "work"), tmp_path / "work", Monitor())
+    stage = importlib.import_module("spread").SpreadExtractStage(config, usage=store.storage)
+    with (
+        structlog.testing.capture_logs() as log,
+        RayExecutor(address=two_nodes, limits=Limits(1)) as executor,
+    ):
+        (output,) = store.run(executor, stage, "passages", store.write_slices(_passages().slice(0, 2), 2))
+    (gpus,) = [entry["by_node"] for entry in log if entry["event"] == "a worker's GPUs"]
+    assert gpus == [2, 1]
+    (usage,) = read_usage(store.storage, "extract").values()
+    assert usage.passages == 2
+    assert output.n_rows == 2
+    sys.stdout.write(
+        f"\n{usage.passages} passages, {usage.requests} requests, by one engine on {gpus} GPUs of two nodes\n"
+    )
 
 
 def test_embedding_in_a_worker(model: str, tmp_path: Path) -> None:
