@@ -128,13 +128,16 @@ def test_gpus_of_several_nodes_are_held_by_a_group_that_is_given_back(
         assert [group["state"] for group in groups] == ["REMOVED"] * 2
         ray_nodes.wait_until(lambda: ray.available_resources().get("GPU") == 2, "a GPU is still held")
     finally:
-        ray.shutdown()
         head, *others = cluster.nodes
         kept = next(node for node in others if node not in struck)
         for node in others:
             if node is not kept:
                 node.remove()
         cluster.nodes = [head, kept]
+        ray_nodes.wait_until(
+            lambda: sum(node["Alive"] for node in ray.nodes()) == 2, "the nodes are not missed"
+        )
+        ray.shutdown()
     assert len({pid for _, pid in places}) == 1
     for worker in begun():
         assert len({node for node, _ in worker["sitters"]}) == 2
