@@ -42,7 +42,7 @@ from hippoindex.pipeline.llm.prompts import Message
 from hippoindex.pipeline.schemas import MAX_RAW_CHARS
 
 #: Raised when what is asked, or what is made of an answer, changes.
-VERSION = 2
+VERSION = 3
 
 #: Tokens of the answers about a passage, per token of its text: what HippoRAG 2's authors report of MuSiQue.
 _ANSWER_SHARE = 2.5
