@@ -132,21 +132,23 @@ def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_one_engine_on_several_nodes(model: str, tmp_path: Path, two_nodes: str) -> None:
     """Three ranks of tensor parallelism: the model has nine heads."""
     vllm = VllmConfig(**SETTINGS, tensor_parallel=3)
-    config = ExtractConfig(engine="vllm", model=model, max_output_tokens=16, max_attempts=1, vllm=vllm)
+    config = ExtractConfig(
+        engine="vllm", model=model, mode="joint", max_output_tokens=16, max_attempts=1, vllm=vllm
+    )
     store = ShardStore(open_storage(tmp_path / "work"), tmp_path / "work", Monitor())
     stage = importlib.import_module("spread").SpreadExtractStage(config, usage=store.storage)
     with (
         structlog.testing.capture_logs() as log,
         RayExecutor(address=two_nodes, limits=Limits(1)) as executor,
     ):
-        (output,) = store.run(executor, stage, "passages", store.write_slices(_passages().slice(0, 2), 2))
+        (output,) = store.run(executor, stage, "passages", store.write_slices(_passages().slice(0, 1), 1))
     (gpus,) = [entry["by_node"] for entry in log if entry["event"] == "a worker's GPUs"]
     assert gpus == [2, 1]
     (usage,) = read_usage(store.storage, "extract").values()
-    assert usage.passages == 2
-    assert output.n_rows == 2
+    assert usage.passages == 1
+    assert output.n_rows == 1
     sys.stdout.write(
-        f"\n{usage.passages} passages, {usage.requests} requests, by one engine on {gpus} GPUs of two nodes\n"
+        f"\n{usage.passages} passage, {usage.requests} requests, by one engine on {gpus} GPUs of two nodes\n"
     )
 
 
