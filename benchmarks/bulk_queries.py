@@ -42,14 +42,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="by default one process, on all cores")
     parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of the index built")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="retrieve.KEY=VALUE")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/records/bulk_queries.json")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/records/bulk_queries_PRECISION.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         index = open_index(arguments.index or build(Path(folder), arguments.precision))
         result = measure(index, Path(folder), arguments)
     print(json.dumps(result, indent=2))
     if arguments.record:
-        print("record:", write_record("bulk_queries", result))
+        print("record:", write_record(f"bulk_queries_{result['precision']}", result))
     if result["queries_per_s"] < GOAL_PER_S:
         sys.exit(f"MISSED {result['queries_per_s']} queries/s < {GOAL_PER_S}")
 

@@ -80,6 +80,7 @@ ABLATIONS = [
     ours("facts alone", "feedback_weight=0", "entity_weight=0", "dense_weight=0"),
     ours("without node specificity", "node_specificity=false"),
     ours("without synonym edges", "synonym_edges=false"),
+    ours("with pairs of passages", "pair_weight=12", "dense_weight=8"),
 ]
 
 
