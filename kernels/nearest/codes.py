@@ -256,10 +256,10 @@ def _chosen(
 
 def _rounded_rows(vectors: NDArray[np.floating], first: int) -> _Tile:
     wide = vectors.astype(np.float32)
-    codes, scales = np.empty(wide.shape[::-1], np.int8), np.empty(len(wide), np.float32)
+    codes, scales = np.empty(wide.shape, np.int8), np.empty(len(wide), np.float32)
     error, norm = _round(wide, codes, scales)
     _check_rows(norm, wide, first)
-    return _Tile(codes, scales, error, norm)
+    return _Tile(np.ascontiguousarray(codes.T), scales, error, norm)
 
 
 def _check_rows(norm: float, rows: NDArray[np.float32], first: int) -> None:
@@ -305,7 +305,7 @@ def _session() -> Any:
     )
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nsz", "reassoc", "contract"})
 def _round(rows: NDArray, codes: NDArray, scales: NDArray) -> tuple[float, float]:
     """Write codes and scales of rows; return the largest norms of what is lost, and of the rows."""
     error, norm = np.float32(0), np.float32(0)
@@ -318,7 +318,7 @@ def _round(rows: NDArray, codes: NDArray, scales: NDArray) -> tuple[float, float
         lost, whole = np.float32(0), np.float32(0)
         for j in range(rows.shape[1]):
             level = np.rint(rows[i, j] / scale)
-            codes[j, i] = np.int8(level)
+            codes[i, j] = np.int8(level)
             rest = rows[i, j] - level * scale
             lost += rest * rest
             whole += rows[i, j] * rows[i, j]
