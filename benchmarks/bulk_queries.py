@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="by default one process, on all cores")
     parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of the index built")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="retrieve.KEY=VALUE")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/records/bulk_queries_PRECISION.json")
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/records/bulk_queries_PRECISION.json"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         index = open_index(arguments.index or build(Path(folder), arguments.precision))
