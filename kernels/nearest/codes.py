@@ -305,7 +305,7 @@ def _session() -> Any:
     )
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nsz", "reassoc", "contract"})
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def _round(rows: NDArray, codes: NDArray, scales: NDArray) -> tuple[float, float]:
     """Write codes and scales of rows; return the largest norms of what is lost, and of the rows."""
     error, norm = np.float32(0), np.float32(0)

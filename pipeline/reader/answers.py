@@ -19,7 +19,7 @@ from hippoindex.pipeline.reader.squad import exact_match, token_f1
 
 _ANSWER = re.compile(rf"(?:\banswer\W*?:|\b{END_OF_THOUGHT}\b:?)[*_\s]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"^thought:\s*", re.IGNORECASE)
-_AROUND = " \t*_`"
+_AROUND = re.compile(r"\A[\s*_`]+|[\s*_`]+\Z")
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ def extract_answer(text: str) -> tuple[str, bool]:
     text = without_thoughts(text).strip()
     marks = list(_ANSWER.finditer(text))
     lines = (text[marks[-1].end() :] if marks else text).splitlines()
-    line = next((line for line in (lines if marks else reversed(lines)) if line.strip(_AROUND)), "")
-    answer = line.strip(_AROUND)
+    line = next((line for line in (lines if marks else reversed(lines)) if _AROUND.sub("", line)), "")
+    answer = _AROUND.sub("", line)
     answer = answer if marks else _THOUGHT.sub("", answer)
-    return answer.removesuffix(".").rstrip(_AROUND), bool(marks)
+    return _AROUND.sub("", answer.removesuffix(".")), bool(marks)
 
 
 @dataclass(frozen=True)

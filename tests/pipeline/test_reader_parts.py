@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hippoindex.errors import UsageError
@@ -111,6 +111,7 @@ def test_the_answer_is_behind_its_last_mark(text: str, answer: str, marked: bool
 
 
 @given(st.text())
+@example("0\x1f_")
 def test_any_text_has_an_answer_of_one_line_or_none(text: str) -> None:
     answer, _ = extract_answer(text)
     assert answer == answer.strip()
