@@ -12,16 +12,21 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import ROOT, data_folder, write_record
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from hippoindex.pipeline.answer import open_retriever, read_gold
+from hippoindex.pipeline.artifact import Index
 from hippoindex.pipeline.build import build_index
 from hippoindex.pipeline.config import load_config
+from hippoindex.pipeline.queries import Query
 from hippoindex.pipeline.retrieve.engine import METHODS
 
 DATA = "path_finding"
@@ -61,17 +66,26 @@ def rank(index: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """Return for every question the ranks of its gold passages by method, the first being 1."""
     retriever = open_retriever(index, overrides)
     queries = read_gold(retriever.index, data_folder() / DATA / "queries.jsonl").queries
-    number = {name: row for row, name in enumerate(retriever.index.passages["passage_id"].to_pylist())}
     batch = retriever.encode(queries)
     results: list[dict[str, Any]] = [
         {"id": query.query_id, "gold": len(query.gold), "ranks": {}} for query in queries
     ]
     for method in METHODS:
-        rows = retriever.rank(batch, method, top_k=len(number)).rows
-        for query, order, result in zip(queries, rows.tolist(), results, strict=True):
-            places = {row: place for place, row in enumerate(order, start=1)}
-            result["ranks"][method] = sorted(places[number[gold]] for gold in query.gold)
+        rows = retriever.rank(batch, method, top_k=retriever.index.n_passages).rows
+        ranks = gold_ranks(retriever.index, queries, rows)
+        for result in results:
+            result["ranks"][method] = ranks[result["id"]]
     return results
+
+
+def gold_ranks(index: Index, queries: Sequence[Query], rows: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Return the ranks of each question's gold passages from all passage rows, best first, (Q, passages)."""
+    number = {name: row for row, name in enumerate(index.passages["passage_id"].to_pylist())}
+    places = rows.argsort(axis=1) + 1
+    return {
+        query.query_id: sorted(int(place[number[gold]]) for gold in query.gold)
+        for query, place in zip(queries, places, strict=True)
+    }
 
 
 def is_solved(ranks: list[int]) -> bool:

@@ -83,14 +83,10 @@ def ranks(folder: Path) -> dict[str, dict[str, list[int]]]:
     """Return the ranks of the gold passages of each question, the first being 1, by way."""
     index = open_index(folder)
     queries = read_gold(index, data_folder() / path_finding.DATA / "queries.jsonl").queries
-    row = {name: number for number, name in enumerate(index.passages["passage_id"].to_pylist())}
     found: dict[str, dict[str, list[int]]] = {}
     for way, scores in zip(WAYS, scores_of_ways(Fusion64(folder, queries)), strict=True):
-        places = (-scores).argsort(axis=1, kind="stable").argsort(axis=1) + 1
-        found[str(way)] = {
-            query.query_id: sorted(int(of_query[row[gold]]) for gold in query.gold)
-            for query, of_query in zip(queries, places, strict=True)
-        }
+        rows = (-scores).argsort(axis=1, kind="stable")
+        found[str(way)] = path_finding.gold_ranks(index, queries, rows)
     return found
 
 

@@ -74,12 +74,7 @@ def ranks(folder: Path) -> dict[str, dict[str, list[int]]]:
         retriever = weighed(folder, way, [*settings, *with_pairs])
         queries = read_gold(retriever.index, data_folder() / path_finding.DATA / "queries.jsonl").queries
         rows = retriever.rank(retriever.encode(queries), way.method, top_k=retriever.index.n_passages).rows
-        number = {name: row for row, name in enumerate(retriever.index.passages["passage_id"].to_pylist())}
-        places = rows.argsort(axis=1) + 1
-        found[str(way)] = {
-            query.query_id: sorted(int(place[number[gold]]) for gold in query.gold)
-            for query, place in zip(queries, places, strict=True)
-        }
+        found[str(way)] = path_finding.gold_ranks(retriever.index, queries, rows)
     return found
 
 
