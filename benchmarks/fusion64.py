@@ -58,6 +58,7 @@ class Fusion64:
         facts, entities = walk(restarts)[n_phrases:].T
         total = self.log_term(facts) + config.entity_weight * self.log_term(entities)
         total = total + config.dense_weight * self.dense[number] + more
+        total = total + self.of_pairs(number, total)
         best = np.argsort(-total, kind="stable")[: config.feedback_top_k]
         chances = np.exp(total[best] - total[best[0]])
         from_best = sp.csr_array(
@@ -65,6 +66,15 @@ class Fusion64:
         )
         found = walk(first_step(self.index, from_best).toarray().T)[n_phrases:, 0]
         return total + config.feedback_weight * self.log_term(found)
+
+    def of_pairs(self, number: int, total: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what passages gain by what they say of a question together with another."""
+        config = self.config
+        best = np.argsort(-total, kind="stable")[: config.pair_top_k]
+        gained = np.zeros_like(total)
+        shares = self.index.pairs.shares(self.batch.questions[number : number + 1], best[None])[0]
+        gained[best] = config.pair_weight * shares.astype(np.float64) ** config.pair_exponent
+        return gained
 
     def log_term(self, walked: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``log(p / max p + floor)`` along the last axis; 0 where nothing was reached."""

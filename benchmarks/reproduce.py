@@ -73,14 +73,15 @@ ABLATIONS = [
     v2("damping 0.3", "damping=0.3"),
     v2("damping 0.7", "damping=0.7"),
     v2("10 facts", "fact_top_k=10"),
-    ours("three walks and dense"),
+    ours("default"),
+    ours("without pairs of passages", "pair_weight=0"),
+    ours("without pairs, dense 12", "pair_weight=0", "dense_weight=12"),
     ours("without feedback", "feedback_weight=0"),
     ours("without entities", "entity_weight=0"),
     ours("without dense", "dense_weight=0"),
-    ours("facts alone", "feedback_weight=0", "entity_weight=0", "dense_weight=0"),
+    ours("facts alone", "feedback_weight=0", "entity_weight=0", "dense_weight=0", "pair_weight=0"),
     ours("without node specificity", "node_specificity=false"),
     ours("without synonym edges", "synonym_edges=false"),
-    ours("with pairs of passages", "pair_weight=12", "dense_weight=8"),
 ]
 
 

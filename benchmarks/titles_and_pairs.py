@@ -29,23 +29,34 @@ METRICS = ("recall@2", "recall@5", "recall@10")
 
 
 class Way(NamedTuple):
-    """Weights of the edges of titles, of the term for pairs and of the dense term."""
+    """Weights of the edges of titles, of the term for pairs and of the dense term, and an exponent."""
 
     method: str = "hippoindex"
-    title: float = 0.0
+    title: float = 1.0
     pair: float = 0.0
+    exponent: float = 3.0
     dense: float = 12.0
 
     def __str__(self) -> str:
-        text = f"{self.method}, titles {self.title:g}"
-        return text if self.method != "hippoindex" else f"{text}, pairs {self.pair:g}, dense {self.dense:g}"
+        parts = [self.method, f"titles {self.title:g}"]
+        if self.method == "hippoindex":
+            pairs = f"pairs {self.pair:g} h^{self.exponent:g}" if self.pair else "no pairs"
+            parts += [pairs, f"dense {self.dense:g}"]
+        return ", ".join(parts)
+
+    def settings(self) -> list[str]:
+        values = {"pair_weight": self.pair, "pair_exponent": self.exponent, "dense_weight": self.dense}
+        return ["retrieve.solver=power", *(f"retrieve.{key}={value}" for key, value in values.items())]
 
 
 WAYS = [
+    Way("hipporag2", title=0),
     Way("hipporag2"),
-    Way("hipporag2", title=1),
     *(Way(title=weight) for weight in (0, 0.5, 1, 2)),
-    *(Way(title=1, pair=pair, dense=dense) for pair in (12, 24, 36) for dense in (12, 8)),
+    *(Way(pair=18, exponent=exponent, dense=8) for exponent in (1, 2, 3, 4)),
+    *(Way(pair=pair, dense=8) for pair in (9, 12, 24, 36)),
+    *(Way(pair=18, dense=dense) for dense in (6, 12)),
+    *(Way(title=title, pair=18, dense=8) for title in (0, 2)),
 ]
 
 
@@ -67,11 +78,9 @@ def main() -> None:
 
 def ranks(folder: Path) -> dict[str, dict[str, list[int]]]:
     """Return the ranks of the gold passages of each question, the first being 1, by way."""
-    settings = ["retrieve.solver=power"]
     found = {}
     for way in WAYS:
-        with_pairs = [f"retrieve.pair_weight={way.pair}", f"retrieve.dense_weight={way.dense}"]
-        retriever = weighed(folder, way, [*settings, *with_pairs])
+        retriever = weighed(folder, way)
         queries = read_gold(retriever.index, data_folder() / path_finding.DATA / "queries.jsonl").queries
         rows = retriever.rank(retriever.encode(queries), way.method, top_k=retriever.index.n_passages).rows
         found[str(way)] = path_finding.gold_ranks(retriever.index, queries, rows)
@@ -85,23 +94,22 @@ def recall(folder: Path, data: str) -> dict[str, list[float]]:
     gold = Gold(plain, queries)
     found = {}
     for way in WAYS:
-        settings = [f"retrieve.pair_weight={way.pair}", f"retrieve.dense_weight={way.dense}"]
-        retriever = weighed(folder, way, ["retrieve.solver=power", *settings])
+        retriever = weighed(folder, way)
         recalls = gold.recalls(retriever.rank(retriever.encode(queries), way.method, top_k=gold.depth))
         found[str(way)] = [round(100 * float(recalls[metric].mean()), 2) for metric in METRICS]
     return found
 
 
-def weighed(folder: Path, way: Way, settings: list[str]) -> Retriever:
+def weighed(folder: Path, way: Way) -> Retriever:
     """Return a retriever whose graph has titles of this weight, whatever those of the index have."""
-    retriever = open_retriever(folder, settings)
+    retriever = open_retriever(folder, way.settings())
     index: Index = retriever.index
     graph = index.graph
     weights = np.array(graph.weights)
     start = graph.indptr[index.n_phrases]
     weights[start:] = 1.0
     weights[:start][graph.indices[:start] >= index.n_phrases] = 1.0
-    weigh_titles(graph.indptr, graph.indices, weights, index.titles[:, None], index.n_phrases, way.title)
+    weigh_titles(graph.indptr, graph.indices, weights, index.titles, index.n_phrases, way.title)
     vars(index)["graph"] = Graph(np.array(graph.indptr), np.array(graph.indices), weights)
     return retriever
 

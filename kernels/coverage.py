@@ -1,44 +1,161 @@
-"""How much of a set of weighted words two texts hold together."""
+"""How much of a set of weighted words two passages have together."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 
-@numba.njit(cache=True, error_model="numpy")
+class Cells(NamedTuple):
+    """Rows of a sparse matrix without values: those of row i are ``indices[indptr[i] : indptr[i + 1]]``.
+
+    Attributes
+    ----------
+    indptr : ndarray of int64, shape (rows + 1,)
+    indices : ndarray of int
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.integer]
+
+
+class Neighbours(NamedTuple):
+    """Which passages make a pair: one holds a phrase, and that phrase is the title of the other.
+
+    Attributes
+    ----------
+    holds : Cells
+        Phrases of each passage.
+    holders : Cells
+        Passages of each phrase.
+    titles : ndarray of int, shape (passages,)
+        Phrase that is the title of each passage, -1 for none.
+    titled : Cells
+        Passages whose title each phrase is.
+    title_words : Cells
+        Words of the title of each passage. A pair by a title all of whose words are asked for does not count,
+        unless it has no words.
+    most_holders : int64
+        A phrase with more holders makes no pair.
+    """
+
+    holds: Cells
+    holders: Cells
+    titles: NDArray[np.integer]
+    titled: Cells
+    title_words: Cells
+    most_holders: np.int64
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def best_shares(
-    bits: NDArray, weights: NDArray, first: NDArray, second: NDArray, usable: NDArray, out: NDArray
+    asked: Cells, weights: NDArray, passages: NDArray, has: Cells, neighbours: Neighbours, out: NDArray
 ) -> None:
-    """Write for each text the greatest weight of the words that it, or a pair it is in, holds.
+    """Write for each passage the greatest share of the words asked for that it has, or a pair that it is in.
 
     Parameters
     ----------
-    bits : ndarray of uint64, shape (texts,)
-        Bit w is set where a text holds word w.
-    weights : ndarray of float64, shape (W,)
-        Of the words; W is at most 64.
-    first, second : ndarray of int, shape (pairs,)
-        Texts.
-    usable : ndarray of bool, shape (pairs,)
-        Pairs that count.
-    out : ndarray of float32, shape (texts,)
-        Written.
+    asked : Cells
+        Words of each question, ascending, at most 64.
+    weights : ndarray of float64, shape (words,)
+        Positive.
+    passages : ndarray of int64, shape (Q, K)
+        Those that are looked at, for each question.
+    has : Cells
+        Words of each passage, ascending.
+    neighbours : Neighbours
+    out : ndarray of float32, shape (Q, K)
+        Written; 0 for a question without words.
     """
-    for text in range(out.shape[0]):
-        out[text] = _weight_of(bits[text], weights)
-    for pair in range(first.shape[0]):
-        if usable[pair]:
-            share = _weight_of(bits[first[pair]] | bits[second[pair]], weights)
-            out[first[pair]] = max(out[first[pair]], share)
-            out[second[pair]] = max(out[second[pair]], share)
+    n_passages = has.indptr.shape[0] - 1
+    bits = np.empty(n_passages, np.uint64)  # bit w: has word w of the question
+    known = np.full(n_passages, -1, np.int64)  # question for which bits were found
+    for question in range(passages.shape[0]):
+        words = asked.indices[asked.indptr[question] : asked.indptr[question + 1]]
+        out[question] = 0
+        if words.shape[0] == 0:
+            continue
+        shares = weights[words] / weights[words].sum()
+        for place in range(passages.shape[1]):
+            passage = passages[question, place]
+            found = _best_of(passage, question, words, shares, has, neighbours, bits, known)
+            out[question, place] = found
 
 
-@numba.njit(cache=True, error_model="numpy")
-def _weight_of(bits: int, weights: NDArray) -> np.float32:
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _best_of(
+    passage: int,
+    question: int,
+    words: NDArray,
+    shares: NDArray,
+    has: Cells,
+    neighbours: Neighbours,
+    bits: NDArray,
+    known: NDArray,
+) -> float:
+    own = _bits_of(passage, question, words, has, bits, known)
+    best = _share_of(own, shares)
+    holds, holders, titled = neighbours.holds, neighbours.holders, neighbours.titled
+    for cell in range(holds.indptr[passage], holds.indptr[passage + 1]):
+        phrase = holds.indices[cell]
+        first, stop = titled.indptr[phrase], titled.indptr[phrase + 1]
+        if first == stop or not _joins(phrase, titled.indices[first], words, neighbours):
+            continue
+        for place in range(first, stop):
+            other = _bits_of(titled.indices[place], question, words, has, bits, known)
+            best = max(best, _share_of(own | other, shares))
+    title = neighbours.titles[passage]
+    if title >= 0 and _joins(title, passage, words, neighbours):
+        for place in range(holders.indptr[title], holders.indptr[title + 1]):
+            other = _bits_of(holders.indices[place], question, words, has, bits, known)
+            best = max(best, _share_of(own | other, shares))
+    return best
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _joins(phrase: int, titled: int, words: NDArray, neighbours: Neighbours) -> bool:
+    """Return whether a phrase, the title of a passage, makes pairs for a question."""
+    holders, of_title = neighbours.holders, neighbours.title_words
+    if holders.indptr[phrase + 1] - holders.indptr[phrase] > neighbours.most_holders:
+        return False
+    first, stop = of_title.indptr[titled], of_title.indptr[titled + 1]
+    for cell in range(first, stop):
+        word = of_title.indices[cell]
+        place = np.searchsorted(words, word)
+        if place == words.shape[0] or words[place] != word:
+            return True
+    return first == stop
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _bits_of(
+    passage: int, question: int, words: NDArray, has: Cells, bits: NDArray, known: NDArray
+) -> np.uint64:
+    if known[passage] != question:
+        known[passage] = question
+        found = np.uint64(0)
+        low, end = has.indptr[passage], has.indptr[passage + 1]
+        for bit in range(words.shape[0]):
+            high = end
+            while low < high:
+                middle = (low + high) >> 1
+                if has.indices[middle] < words[bit]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < end and has.indices[low] == words[bit]:
+                found |= np.uint64(1) << np.uint64(bit)
+        bits[passage] = found
+    return bits[passage]
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _share_of(bits: np.uint64, shares: NDArray) -> float:
     total = 0.0
-    for word in range(weights.shape[0] if bits else 0):
-        if (bits >> np.uint64(word)) & np.uint64(1):
-            total += weights[word]
-    return np.float32(total)
+    for bit in range(shares.shape[0]):
+        if (bits >> np.uint64(bit)) & np.uint64(1):
+            total += shares[bit]
+    return total

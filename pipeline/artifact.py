@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
 from hippoindex.errors import ArtifactError, UsageError
+from hippoindex.kernels.coverage import Cells
 from hippoindex.kernels.nearest import NearestRows
 from hippoindex.kernels.ppr import Graph, Pusher
 from hippoindex.kernels.ppr.affine import DenseRestart
@@ -29,7 +30,6 @@ from hippoindex.pipeline.config import Section
 from hippoindex.pipeline.normalise import phrase_id
 from hippoindex.pipeline.pairs import PassagePairs
 from hippoindex.pipeline.remote import fetch, is_remote
-from hippoindex.pipeline.titles import title_rows
 from hippoindex.reader import MANIFEST as MANIFEST
 from hippoindex.reader import SCHEMA_VERSION as SCHEMA_VERSION
 from hippoindex.reader import Reader, check_sizes, load_manifest
@@ -277,21 +277,39 @@ class Index:
         passages = np.concatenate([columns, columns[apart]])
         return sp.csr_matrix((ones, (phrases, passages)), shape=(self.n_phrases, self.n_passages))
 
-    @cached_property
-    def titles(self) -> NDArray[np.int64]:
+    @property
+    def titles(self) -> NDArray[np.integer]:
         """Phrase row of the title of each passage, -1 where it holds no such phrase, shape (passages,)."""
-        named = title_rows(self.passages, self.phrases, self.manifest.config["graph"]["normalisation"])
-        passages = np.arange(self.n_passages)
-        found = np.full(self.n_passages, -1)
-        for rows in named.T[::-1]:
-            held = (rows >= 0) & (np.asarray(self.held[np.maximum(rows, 0), passages]).ravel() > 0)
-            found[held] = rows[held]
-        return found
+        return self._array("graph/titles.npy")
+
+    @cached_property
+    def words(self) -> pa.Table:
+        """Words of the passages, ``schemas.WORD``."""
+        return self._table("words")
 
     @cached_property
     def pairs(self) -> PassagePairs:
-        """The passages that name each other, with the words of all; it is made from their texts."""
-        return PassagePairs(self.passages, self.titles, self.held, self.phrases)
+        """The passages that name each other, and the words that they have.
+
+        Raises
+        ------
+        ArtifactError
+            If the index was built by a version that did not store words.
+        """
+        if "words" not in self.reader.tables:
+            raise ArtifactError(
+                f"{self.path} does not hold the words of its passages: build it again, or set "
+                "retrieve.pair_weight=0"
+            )
+        graph = self.graph
+        return PassagePairs(
+            self.words,
+            Cells(self._array("passage_words/indptr.npy"), self._array("passage_words/indices.npy")),
+            Cells(graph.indptr[self.n_phrases :], graph.indices),
+            Cells(self._array("occurrence/indptr.npy"), self._array("occurrence/indices.npy")),
+            self.titles,
+            self.phrases["phrase"],
+        )
 
     @cached_property
     def passage_counts(self) -> NDArray[np.int32]:

@@ -49,6 +49,8 @@ from hippoindex.pipeline.shards import Shard, ShardStore, column
 from hippoindex.pipeline.stage import joined, quarantine_table
 from hippoindex.pipeline.synonyms import find_synonyms, known_pairs, recall_shortfall
 from hippoindex.pipeline.titles import title_rows
+from hippoindex.pipeline.words import VERSION as WORDS_VERSION
+from hippoindex.pipeline.words import write_words
 from hippoindex.pipeline.work import exclusive, work_url
 
 log = structlog.get_logger("hippoindex")
@@ -298,6 +300,9 @@ class Run:
         """Connect and write what was extracted and embedded; no executor is needed for it."""
         edges = self._connect(parts, folder)
         self._precompute(folder)
+        with self.store.monitor.stage("words", parts.passages.num_rows, "passages") as advance:
+            write_words(parts.passages, folder, advance)
+        self.store.stages["words"] = {"version": WORDS_VERSION}
         with self._stage("publish", "files") as advance:
             quarantine = in_stage_order(self.store.all_quarantine())
             _write_tables(parts, quarantine, folder)

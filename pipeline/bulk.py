@@ -44,7 +44,7 @@ log = structlog.get_logger("hippoindex")
 
 SOLVE_VERSION = 1
 """Raised whenever the code of the solvers changes what comes out: stored results are then solved again."""
-RANK_VERSION = 2
+RANK_VERSION = 3
 """Likewise for the methods of retrieval."""
 SHARD_RESTARTS = 1024
 SHARD_QUESTIONS = 512

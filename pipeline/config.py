@@ -343,11 +343,15 @@ class RetrieveConfig(Section):
     """``hippoindex``: an entity whose nearest phrase is not above this joins no fact's phrases as a seed."""
     entity_weight: float = Field(default=1.0, ge=0.0)
     """``hippoindex``: exponent of the walk from the entities alone."""
-    dense_weight: float = Field(default=12.0, ge=0.0)
+    dense_weight: float = Field(default=8.0, ge=0.0)
     """``hippoindex``: what the nearest passage's log score gains over the farthest's."""
-    pair_weight: float = Field(default=0.0, ge=0.0)
+    pair_weight: float = Field(default=18.0, ge=0.0)
     """``hippoindex``: what the log score of a passage gains that has all words of the question, by itself or
-    with one whose title it names or that names its title. The words of all passages are read for it once."""
+    with one whose title it names or that names its title."""
+    pair_exponent: float = Field(default=3.0, gt=0.0)
+    """``hippoindex``: with a share h of the words, it gains this power of h times as much."""
+    pair_top_k: int = Field(default=200, ge=1)
+    """``hippoindex``: passages, the best so far, that can gain by that."""
     feedback_weight: float = Field(default=1.0, ge=0.0)
     """``hippoindex``: exponent of the walk from the passages found so far."""
     feedback_top_k: int = Field(default=10, ge=1)

@@ -88,7 +88,7 @@ def build_graph(
     Parameters
     ----------
     folder : Path
-        ``indptr.npy``, ``indices.npy`` and ``weights.npy`` are written there; it is made.
+        ``indptr.npy``, ``indices.npy``, ``weights.npy`` and ``titles.npy`` are written there; it is made.
     fact_ends : ndarray of int, shape (F, 2)
         Phrase rows of subject and object; equal ends (self-loops) are dropped.
     fact_counts : ndarray of int, shape (F,)
@@ -128,8 +128,8 @@ def build_graph(
         rows = _Rows(indptr, indices, weights)
         fact_edges = _write_phrases(rows, facts, pairs, occurrence, config.weights == "hipporag", cells)
         _write_passages(rows, occurrence, cells)
-    if titles is not None and config.title_weight:
-        _weigh_titles(folder, titles, n_phrases, config.title_weight)
+    candidates = np.full((occurrence.n_passages, 1), -1) if titles is None else titles
+    _weigh_titles(folder, candidates, n_phrases, config.title_weight)
     graph = Graph(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices", "weights"))
     )
@@ -137,11 +137,16 @@ def build_graph(
     return graph, counts
 
 
-def _weigh_titles(folder: Path, titles: NDArray[np.integer], n_phrases: int, weight: float) -> None:
+def _weigh_titles(folder: Path, candidates: NDArray[np.integer], n_phrases: int, weight: float) -> None:
+    """Write which phrase is the title of each passage, and the weights of the edges between them."""
     indptr, indices = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices"))
-    weights = np.load(folder / "weights.npy", mmap_mode="r+")
-    assemble.weigh_titles(indptr, indices, weights, titles, n_phrases, weight)
-    weights.flush()
+    titles = np.empty(len(candidates), indices.dtype)
+    assemble.held_titles(indptr, indices, candidates, n_phrases, titles)
+    np.save(folder / "titles.npy", titles, allow_pickle=False)
+    if weight:
+        weights = np.load(folder / "weights.npy", mmap_mode="r+")
+        assemble.weigh_titles(indptr, indices, weights, titles, n_phrases, weight)
+        weights.flush()
 
 
 @dataclass

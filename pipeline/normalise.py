@@ -1,4 +1,4 @@
-"""Phrase text and phrase ids.
+"""Phrase text and phrase ids, and the words of a text.
 
 HippoRAG lower-cases and replaces every character outside ``[A-Za-z0-9 ]`` by a space, which erases text in
 other scripts and makes "C++" and "C" one node. The default here keeps letters, marks and digits of every
@@ -7,6 +7,7 @@ script, and the symbols that tell names apart.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _DECIMAL = re.compile(r"(?<=\d)\.(?=\d)")
 _PLAIN = re.compile(r"[a-z0-9]+(?: [a-z0-9]+)*")
 _HIPPORAG = re.compile(r"[^a-z0-9 ]")
+_WORD = re.compile(r"\w\w+")
 
 
 class _Table(dict[int, str]):
@@ -63,11 +65,18 @@ def unicode_phrase(text: str) -> str:
     """
     if text.isascii() and _PLAIN.fullmatch(lowered := text.lower()):
         return lowered
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    folded = _fold(text)
     folded = folded.replace(_APOSTROPHE, " ").replace(_POINT, " ")
     folded = _INNER_APOSTROPHE.sub(_APOSTROPHE, folded)
     folded = _DECIMAL.sub(_POINT, _THOUSANDS.sub("", folded))
     return " ".join(folded.translate(_TABLE).split())
+
+
+def _fold(text: str) -> str:
+    """Return a text in Unicode's compatibility form NFKC, case folded."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def hipporag_phrase(text: str) -> str:
@@ -116,3 +125,19 @@ def fact_ids(
 def count_alphanumerics(phrase: str) -> int:
     """Count letters and digits of any script."""
     return sum(character.isalnum() for character in phrase)
+
+
+def words(text: str) -> list[str]:
+    """Return the distinct words of a text, in the order in which they come.
+
+    A word is a run of two or more letters, digits or underscores, in NFKC and case folded, unless it is one
+    of spaCy's English stop words.
+    """
+    return [word for word in dict.fromkeys(_WORD.findall(_fold(text))) if word not in _stop_words()]
+
+
+@functools.cache
+def _stop_words() -> frozenset[str]:
+    from spacy.lang.en.stop_words import STOP_WORDS
+
+    return frozenset(STOP_WORDS)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
-import bm25s
 import numpy as np
 import pyarrow as pa
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from hippoindex.kernels.coverage import best_shares
+from hippoindex.kernels.coverage import Cells, Neighbours, best_shares
+from hippoindex.pipeline.normalise import words
 
 MOST_HOLDERS = 100
 """A title that more passages hold joins none of them: it is no sign that two belong together."""
@@ -23,35 +23,45 @@ class PassagePairs:
 
     Parameters
     ----------
-    passages : pyarrow.Table
-        With ``title`` and ``text``.
-    titles : ndarray of int64, shape (passages,)
+    vocabulary : pyarrow.Table
+        ``schemas.WORD``.
+    has : Cells
+        Rows of ``vocabulary`` of each passage, ascending.
+    holds : Cells
+        Phrases of each passage.
+    holders : Cells
+        Passages of each phrase.
+    titles : ndarray of int, shape (passages,)
         Phrase row of the title, -1 for none.
-    held : scipy.sparse matrix, shape (phrases, passages)
-        Nonzero where a passage holds a phrase.
-    phrases : pyarrow.Table
-        With ``phrase``.
+    phrases : pyarrow.ChunkedArray of string
     """
 
     def __init__(
-        self, passages: pa.Table, titles: NDArray[np.int64], held: sp.csr_matrix, phrases: pa.Table
+        self,
+        vocabulary: pa.Table,
+        has: Cells,
+        holds: Cells,
+        holders: Cells,
+        titles: NDArray[np.integer],
+        phrases: pa.ChunkedArray,
     ) -> None:
-        self.n_passages = passages.num_rows
-        columns = (passages[name].to_pylist() for name in ("title", "text"))
-        self._passages = _Postings(words([f"{title}\n{text}" for title, text in zip(*columns, strict=True)]))
-        rows, number = np.unique(titles, return_inverse=True)
-        self._titles = _Postings(words([phrases["phrase"][row].as_py() if row >= 0 else "" for row in rows]))
-        self._title_lengths = self._titles.lengths
+        n_passages = len(titles)
+        self._rows = {word: row for row, word in enumerate(vocabulary["word"].to_pylist())}
+        counts = vocabulary["passage_count"].to_numpy()
+        self._weights = np.log1p((n_passages - counts + 0.5) / (counts + 0.5))
+        self._has = has
         titled = np.flatnonzero(titles >= 0)
-        titled = titled[np.diff(held.indptr)[titles[titled]] <= MOST_HOLDERS]
-        matrix = sp.csr_matrix((np.ones(len(titled)), (titles[titled], titled)), held.shape)
-        joined = (held.T.astype(np.float64) @ matrix).tocoo()
-        apart = joined.row != joined.col
-        self.first, self.second = joined.row[apart], joined.col[apart]
-        self._title = number[self.second]
+        self._neighbours = Neighbours(
+            holds,
+            holders,
+            titles,
+            _by_phrase(titled, titles[titled], len(phrases)),
+            self._of_titles(titles, phrases.take(pa.array(titles[titled])).to_pylist()),
+            np.int64(MOST_HOLDERS),
+        )
 
-    def shares(self, questions: Sequence[str]) -> NDArray[np.float32]:
-        """Return how much of each question every passage says, by itself or in its best pair.
+    def shares(self, questions: Sequence[str], passages: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return how much of each question passages say, by themselves or in their best pair.
 
         Words weigh their inverse document frequency; a pair has those of either passage. A pair by a title
         that consists of words of the question does not count: it does not bring in anything new.
@@ -59,57 +69,45 @@ class PassagePairs:
         Parameters
         ----------
         questions : sequence of str
+        passages : ndarray of int64, shape (Q, K)
+            Those that are looked at, for each question.
 
         Returns
         -------
-        ndarray of float32, shape (Q, passages)
+        ndarray of float32, shape (Q, K)
             From 0 to 1; 0 for a question without any word of the passages.
         """
-        found = np.zeros((len(questions), self.n_passages), dtype=np.float32)
-        for row, asked in zip(found, words(questions), strict=True):
-            self._share(list(dict.fromkeys(asked)), row)
+        asked = [self._asked(question) for question in questions]
+        found = np.zeros(passages.shape, dtype=np.float32)
+        best_shares(_cells(asked), self._weights, passages, self._has, self._neighbours, found)
         return found
 
-    def _share(self, asked: list[str], out: NDArray[np.float32]) -> None:
-        holders = [self._passages.of(word) for word in asked]
-        holders = sorted((rows for rows in holders if len(rows)), key=len)[:MOST_WORDS]
-        if not holders:
-            return
-        bits = np.zeros(self.n_passages, np.uint64)
-        for number, rows in enumerate(holders):
-            bits[rows] |= np.uint64(1 << number)
-        counts = np.array([len(rows) for rows in holders])
-        weights = np.log1p((self.n_passages - counts + 0.5) / (counts + 0.5))
-        named = np.zeros(len(self._title_lengths), np.int64)
-        for word in asked:
-            named[self._titles.of(word)] += 1
-        usable = (named < self._title_lengths) | (self._title_lengths == 0)
-        best_shares(bits, weights / weights.sum(), self.first, self.second, usable[self._title], out)
+    def _asked(self, question: str) -> NDArray[np.int64]:
+        """Return the words of a question that passages have, ascending: the rarest :data:`MOST_WORDS`."""
+        rows = np.array(self._known(question), np.int64)
+        rarest = np.argsort(-self._weights[rows], kind="stable")[:MOST_WORDS]
+        return np.sort(rows[rarest])
+
+    def _known(self, text: str) -> list[int]:
+        return [self._rows[word] for word in words(text) if word in self._rows]
+
+    def _of_titles(self, titles: NDArray[np.integer], phrases: list[str]) -> Cells:
+        """Return the words of the title of each passage; none for passages without a title."""
+        rows: list[Sequence[int]] = [()] * len(titles)
+        for passage, phrase in zip(np.flatnonzero(titles >= 0).tolist(), phrases, strict=True):
+            rows[passage] = self._known(phrase)
+        return _cells(rows)
 
 
-class _Postings:
-    """Which texts hold a word."""
-
-    def __init__(self, texts: Sequence[Sequence[str]]) -> None:
-        distinct = [list(dict.fromkeys(text)) for text in texts]
-        self.lengths = np.array([len(text) for text in distinct], dtype=np.int64)
-        self._numbers: dict[str, int] = {}
-        flat = [self._numbers.setdefault(word, len(self._numbers)) for text in distinct for word in text]
-        order = np.argsort(np.array(flat, dtype=np.int64), kind="stable")
-        self._texts = np.repeat(np.arange(len(distinct)), self.lengths)[order]
-        self._ends = np.cumsum(np.bincount(np.array(flat, np.int64), minlength=len(self._numbers)))
-
-    def of(self, word: str) -> NDArray[np.int64]:
-        """Return the texts that hold a word, ascending."""
-        number = self._numbers.get(word)
-        if number is None:
-            return self._texts[:0]
-        return self._texts[self._ends[number - 1] if number else 0 : self._ends[number]]
+def _by_phrase(passages: NDArray[np.int64], titles: NDArray[np.integer], n_phrases: int) -> Cells:
+    """Return the passages whose title each phrase is."""
+    ends = np.zeros(n_phrases + 1, np.int64)
+    np.cumsum(np.bincount(titles, minlength=n_phrases), out=ends[1:])
+    return Cells(ends, passages[np.argsort(titles, kind="stable")])
 
 
-def words(texts: Sequence[str]) -> list[list[str]]:
-    """Return the words of each text as BM25 counts them: lower case, without English stop words."""
-    found: list[list[str]] = bm25s.tokenize(
-        list(texts), stopwords="en", return_ids=False, show_progress=False
-    )
-    return found
+def _cells(rows: Sequence[Sequence[int] | NDArray[np.int64]]) -> Cells:
+    ends = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=ends[1:])
+    flat: Iterable[int] = itertools.chain.from_iterable(rows)
+    return Cells(ends, np.fromiter(flat, np.int64, ends[-1]))

@@ -75,6 +75,14 @@ PHRASE = pa.schema(
     ]
 )
 
+#: Distinct words of all passages, sorted; ``passage_count`` is the number of passages that have it.
+WORD = pa.schema(
+    [
+        pa.field("word", pa.string(), nullable=False),
+        pa.field("passage_count", pa.int32(), nullable=False),
+    ]
+)
+
 #: Distinct facts, sorted by ``fact_id``; ``count`` is the number of extractions.
 FACT = pa.schema(
     [

@@ -7,6 +7,7 @@ has changed would make every fact with that phrase look wrong, and a damaged off
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from hippoindex.errors import ArtifactError
+from hippoindex.kernels.coverage import Cells
 from hippoindex.kernels.ppr import Graph
+from hippoindex.kernels.ppr.assemble import held_titles
 from hippoindex.kernels.ppr.csr import FINE, first_offence
 from hippoindex.kernels.ppr.graph import OFFENCES
 from hippoindex.pipeline import artifact, schemas
@@ -33,7 +36,9 @@ from hippoindex.pipeline.corpus import corpus_fingerprint
 from hippoindex.pipeline.normalise import fact_id, phrase_id
 from hippoindex.pipeline.progress import Advance, Monitor
 from hippoindex.pipeline.remote import fetch, is_remote
-from hippoindex.reader import BATCH_ROWS, load_manifest, table_parts
+from hippoindex.pipeline.titles import title_rows
+from hippoindex.pipeline.words import passage_words
+from hippoindex.reader import BATCH_ROWS, Reader, load_manifest, table_parts
 
 MAX_LISTED = 20
 """Faults of one check that are listed; all are counted."""
@@ -49,6 +54,7 @@ SCHEMAS = {
     "phrases": schemas.PHRASE,
     "facts": schemas.FACT,
     "synonyms": schemas.SYNONYM,
+    "words": schemas.WORD,
     "quarantine": schemas.QUARANTINE,
 }
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
@@ -170,6 +176,7 @@ class _Index:
     passage_counts: NDArray[np.int32]
     occurrence: _Csr
     graph: Graph
+    words: pa.Table
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -556,28 +563,47 @@ def _csr(
     value_type: str,
 ) -> _Csr | None:
     """Map a CSR matrix and check its cells; ``None`` with a fault if they cannot be followed."""
+    values = _array(index, faults, names[2], (value_type,), (None,))
+    cells = _cells(index, faults, shape, index_types, names[:2])
+    if cells is None or values is None:
+        return None
+    if len(values) != len(cells.indices):
+        faults.add(f"{names[2]}.npy", f"has {len(values)} numbers for {len(cells.indices)} cells")
+        return None
+    for start, stop in row_blocks(cells.indptr):
+        numbers = values[cells.indptr[start] : cells.indptr[stop]]
+        wrong = ~((numbers > 0) & np.isfinite(numbers))
+        rows = row_numbers(cells.indptr, start, stop)
+        faults.at(f"{names[2]}.npy", np.unique(rows[wrong]), "a number is not positive and finite")
+    return _Csr(*cells, values)
+
+
+def _cells(
+    index: _Index,
+    faults: _Faults,
+    shape: tuple[int, int],
+    index_types: tuple[str, ...],
+    names: tuple[str, str],
+) -> Cells | None:
+    """Map the offsets and columns of a CSR matrix and check them; ``None`` if they cannot be followed."""
     indptr = _array(index, faults, names[0], ("int64",), (shape[0] + 1,))
     indices = _array(index, faults, names[1], index_types, (None,))
-    values = _array(index, faults, names[2], (value_type,), (None,))
-    if indptr is None or indices is None or values is None:
+    if indptr is None or indices is None:
         return None
     before, file = faults.count, f"{names[0]}.npy"
-    if indptr[0] != 0 or not indptr[-1] == len(indices) == len(values):
-        faults.add(file, f"does not run from 0 to the number of cells, {len(indices)} and {len(values)}")
+    if indptr[0] != 0 or indptr[-1] != len(indices):
+        faults.add(file, f"does not run from 0 to the number of cells, {len(indices)}")
     faults.where(file, indptr[1:] < indptr[:-1], "the row ends before it begins")
     if faults.count > before:
         return None
     for start, stop in row_blocks(indptr):
-        cells = slice(indptr[start], indptr[stop])
-        rows, columns, numbers = row_numbers(indptr, start, stop), indices[cells], values[cells]
+        rows, columns = row_numbers(indptr, start, stop), indices[indptr[start] : indptr[stop]]
         outside = (columns < 0) | (columns >= shape[1])
         faults.at(f"{names[1]}.npy", np.unique(rows[outside]), f"a column is not in 0 to {shape[1] - 1}")
         falling = (rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1])
         faults.at(f"{names[1]}.npy", np.unique(rows[1:][falling]), "columns are not sorted, each once")
-        wrong = ~((numbers > 0) & np.isfinite(numbers))
-        faults.at(f"{names[2]}.npy", np.unique(rows[wrong]), "a number is not positive and finite")
         index.advance(len(columns))
-    return _Csr(indptr, indices, values)
+    return Cells(indptr, indices)
 
 
 def _occurrence(index: _Index, faults: _Faults) -> None:
@@ -617,22 +643,22 @@ def _graph(index: _Index, faults: _Faults) -> None:
 def _mentions(index: _Index, faults: _Faults, graph: _Csr) -> None:
     """Check that the edges from phrases to passages are those of ``occurrence/``.
 
-    They weigh 1, but one of each passage may weigh what its title's does.
+    They weigh 1, but those of titles more.
     """
     n_phrases, held = index.counts.phrases, index.occurrence
     factor = index.setting("graph", "title_weight", (int, float))
+    titles = _titles(index, faults, graph)
+    if titles is None:
+        return
     of_title = (1 + factor * np.diff(graph.indptr[n_phrases:])).astype(np.float32)
-    titles = np.zeros(len(of_title), np.int64)
     for start, stop in row_blocks(graph.indptr[: n_phrases + 1]):
         cells = slice(graph.indptr[start], graph.indptr[stop])
         rows, columns = row_numbers(graph.indptr, start, stop), graph.indices[cells]
         mention = columns >= n_phrases
         rows, columns = rows[mention], columns[mention].astype(np.int64) - n_phrases
-        heavier = graph.values[cells][mention] != 1
-        wrong = heavier & (graph.values[cells][mention] != of_title[columns])
-        what = "the weight of an edge to a passage is neither 1 nor its title's"
+        wrong = graph.values[cells][mention] != np.where(titles[columns] == rows, of_title[columns], 1)
+        what = "the weight of an edge to a passage is not 1, or not its title's"
         faults.at("graph/weights.npy", np.unique(rows[wrong]), what)
-        np.add.at(titles, columns[heavier], 1)
         expected = row_numbers(held.indptr, start, stop)
         targets = held.indices[held.indptr[start] : held.indptr[stop]]
         if np.array_equal(rows, expected):
@@ -641,7 +667,55 @@ def _mentions(index: _Index, faults: _Faults, graph: _Csr) -> None:
             numbers = [np.bincount(side - start, minlength=stop - start) for side in (rows, expected)]
             differing = np.flatnonzero(numbers[0] != numbers[1]) + start
         faults.at("graph/indices.npy", differing, "the edges to passages are not those of occurrence/")
-    faults.where("graph/weights.npy", titles > 1, "a passage has more than one title", n_phrases)
+
+
+def _titles(index: _Index, faults: _Faults, graph: _Csr) -> NDArray[np.integer] | None:
+    """Map the titles of passages; ``None`` if they are not what the passages are called."""
+    counts = index.counts
+    stored = _array(index, faults, "graph/titles", (graph.indices.dtype.name,), (counts.passages,))
+    if stored is None:
+        return None
+    before, first = faults.count, 0
+    phrases, mode = pa.table({"phrase_id": index.phrase_ids}), index.setting("graph", "normalisation", str)
+    for batch in _again(index, ["title"]):
+        titles = np.empty(len(batch), stored.dtype)
+        candidates = title_rows(pa.Table.from_batches([batch]), phrases, mode)
+        held_titles(graph.indptr, graph.indices, candidates, counts.phrases + first, titles)
+        differs = titles != stored[first : first + len(batch)]
+        faults.where("graph/titles.npy", differs, "is not the phrase of the passage's title", first)
+        first += len(batch)
+    return stored if faults.count == before else None
+
+
+def _again(index: _Index, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Read passages that were found sound once more."""
+    return Reader(index.folder, index.manifest.model_dump()).batches("passages", columns, BATCH_ROWS)
+
+
+def _words(index: _Index, faults: _Faults) -> None:
+    parts = [batch for _, _, batch in _parts(index, faults, "words")]
+    index.words = pa.Table.from_batches(parts, schemas.WORD)
+    pairs = itertools.pairwise(index.words["word"].to_pylist())
+    falling = np.array([one >= other for one, other in pairs], bool)
+    faults.where("words", falling, "word is not greater than in the row before", first=1)
+
+
+def _passage_words(index: _Index, faults: _Faults) -> None:
+    """Compare the words of passages with their texts."""
+    known, stated = index.words["word"].to_pylist(), index.words["passage_count"].to_numpy()
+    names, shape = ("passage_words/indptr", "passage_words/indices"), (index.counts.passages, len(known))
+    cells = _cells(index, faults, shape, ("int32",), names)
+    if cells is None or faults.count:
+        return
+    differs = np.bincount(cells.indices, minlength=len(known)) != stated
+    faults.where("words", differs, "passage_count is not that of passage_words/")
+    row = 0
+    for batch in _again(index, ["title", "text"]):
+        for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):
+            held = cells.indices[cells.indptr[row] : cells.indptr[row + 1]]
+            if [known[word] for word in held] != sorted(passage_words(title, text)):
+                faults.at("passage_words", np.array([row]), "the words are not those of the passage")
+            row += 1
 
 
 def _vectors(index: _Index, faults: _Faults) -> None:
@@ -703,6 +777,8 @@ CHECKS = (
     _Check("quarantine", "rows", (), _quarantine),
     _Check("occurrence", "cells", ("passages", "phrases"), _occurrence),
     _Check("graph", "cells", ("occurrence",), _graph),
+    _Check("words", "rows", (), _words),
+    _Check("passage_words", "cells", ("passages", "words"), _passage_words),
     _Check("vectors", "numbers", (), _vectors),
     _Check("ppr", "numbers", ("graph",), _ppr),
 )

@@ -229,6 +229,34 @@ def _join(
 
 
 @numba.njit(cache=True, error_model="numpy")
+def held_titles(
+    indptr: NDArray, indices: NDArray, candidates: NDArray, first_passage: int, titles: NDArray
+) -> None:
+    """Write the first candidate of each passage that is its neighbour, -1 where none is.
+
+    Parameters
+    ----------
+    indptr, indices : ndarray of int
+        Of the graph; columns ascend within a row.
+    candidates : ndarray of int, shape (passages, T)
+        Phrases by which each passage's title may be called; -1 is none.
+    first_passage : int
+        Node number of passage 0.
+    titles : ndarray of int, shape (passages,)
+        Written.
+    """
+    for passage in range(candidates.shape[0]):
+        node = first_passage + passage
+        held = indices[indptr[node] : indptr[node + 1]]
+        titles[passage] = -1
+        for phrase in candidates[passage]:
+            place = np.searchsorted(held, phrase)
+            if phrase >= 0 and place < held.shape[0] and held[place] == phrase:
+                titles[passage] = phrase
+                break
+
+
+@numba.njit(cache=True, error_model="numpy")
 def weigh_titles(
     indptr: NDArray, indices: NDArray, weights: NDArray, titles: NDArray, first_passage: int, factor: float
 ) -> None:
@@ -240,22 +268,19 @@ def weigh_titles(
         Of the graph; columns ascend within a row.
     weights : ndarray of float32
         Written, both cells of an edge.
-    titles : ndarray of int, shape (passages, T)
-        Candidates for each passage, of which the first that is its neighbour counts; -1 is none.
+    titles : ndarray of int, shape (passages,)
+        A neighbour of each passage; -1 is none.
     first_passage : int
         Node number of passage 0.
     factor : float
     """
     for passage in range(titles.shape[0]):
+        phrase = titles[passage]
+        if phrase < 0:
+            continue
         node = first_passage + passage
         held = indices[indptr[node] : indptr[node + 1]]
-        for number in range(titles.shape[1]):
-            phrase = titles[passage, number]
-            place = np.searchsorted(held, phrase)
-            if phrase < 0 or place == held.shape[0] or held[place] != phrase:
-                continue
-            weight = np.float32(1.0 + factor * held.shape[0])
-            holders = indices[indptr[phrase] : indptr[phrase + 1]]
-            weights[indptr[node] + place] = weight
-            weights[indptr[phrase] + np.searchsorted(holders, node)] = weight
-            break
+        holders = indices[indptr[phrase] : indptr[phrase + 1]]
+        weight = np.float32(1.0 + factor * held.shape[0])
+        weights[indptr[node] + np.searchsorted(held, phrase)] = weight
+        weights[indptr[phrase] + np.searchsorted(holders, node)] = weight

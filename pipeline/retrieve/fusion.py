@@ -17,11 +17,15 @@ opinion pool). With the probabilities :math:`p` of Personalized PageRank over on
   how a passage is reached which shares nothing with the question but with the passage of its first hop. (By
   the weights of edges half of it would go back to the titles of those passages.)
 
-With ``pair_weight`` a passage also gains by the share of the question's words that it has together with one
-whose title it names or that names its title: see :class:`hippoindex.pipeline.pairs.PassagePairs`.
+With ``pair_weight`` :math:`g`, those of the ``pair_top_k`` passages that are best before feedback gain
+:math:`g h(v)^r` with ``pair_exponent`` :math:`r = 3`, where :math:`h` is the share of the question's words
+that a passage has together with one whose title it names or that names its title: see
+:class:`hippoindex.pipeline.pairs.PassagePairs`. By the exponent, the half of a question that many passages
+have by chance counts little, and nearly all of it much.
 
 The floor :math:`\rho` is what a passage keeps that a walk does not reach. The walks count alike (a = c = 1);
-b and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0010-fusion.md``.
+b, g, r and :math:`\rho` were chosen by cross-validation, see ``docs/decisions/0010-fusion.md`` and
+``docs/decisions/0014-pairs.md``.
 """
 
 from __future__ import annotations
@@ -179,7 +183,7 @@ def _score_block(
     if config.dense_weight:
         terms["dense"] = np.float32(config.dense_weight) * min_max(near)
     if config.pair_weight:
-        terms["pairs"] = np.float32(config.pair_weight) * index.pairs.shares(questions)
+        terms["pairs"] = _of_pairs(index, questions, functools.reduce(np.add, terms.values()), config)
     total = functools.reduce(np.add, terms.values())
     found = []
     if config.feedback_weight:
@@ -202,6 +206,15 @@ def _log(walked: Scores, weight: float, floor: float) -> Scores:
     np.log(scaled, out=scaled)
     scaled *= np.float32(weight)
     return scaled
+
+
+def _of_pairs(index: Index, questions: Sequence[str], total: Scores, config: RetrieveConfig) -> Scores:
+    """Return ``pair_weight * share ** pair_exponent`` of the best passages so far, 0 of the others."""
+    best = largest_of_rows(np.ascontiguousarray(total), config.pair_top_k)
+    shares = index.pairs.shares(questions, best)
+    term = np.zeros_like(total)
+    np.put_along_axis(term, best, np.float32(config.pair_weight) * shares**config.pair_exponent, axis=1)
+    return term
 
 
 def _best_passages(total: Scores, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

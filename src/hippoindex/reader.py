@@ -23,7 +23,7 @@ from hippoindex.errors import ArtifactError, UsageError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-TABLES = ("documents", "passages", "extractions", "phrases", "facts", "synonyms", "quarantine")
+TABLES = ("documents", "passages", "extractions", "phrases", "facts", "synonyms", "words", "quarantine")
 BATCH_ROWS = 1 << 16
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"

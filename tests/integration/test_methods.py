@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from hippoindex.errors import UsageError
+from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels import ppr
 from hippoindex.pipeline.answer import answer_queries, evaluate_queries, open_retriever, read_gold
 from hippoindex.pipeline.build import build_index
@@ -57,6 +59,8 @@ def test_hippoindex_is_the_product_of_its_walks(retriever: Retriever, batch: Que
     ranking = changed(retriever, epsilon=1e-10).rank(batch, "hippoindex", top_k=5)
     seeds = hippoindex_seeds(index, batch, config)
     near = min_max(dense_scores(index, batch.vectors).astype(np.float64))
+    every = np.tile(np.arange(index.n_passages), (len(batch), 1))
+    together = config.pair_weight * index.pairs.shares(batch.questions, every) ** config.pair_exponent
     n = index.n_phrases
 
     def log(restart: np.ndarray) -> np.ndarray:
@@ -69,7 +73,7 @@ def test_hippoindex_is_the_product_of_its_walks(retriever: Retriever, batch: Que
         facts[seeds.facts[number].rows] = seeds.facts[number].weights
         facts[n:] += config.passage_weight * near[number]
         entities[seeds.entities[number].rows] = seeds.entities[number].weights
-        total = log(facts) + log(entities) + config.dense_weight * near[number]
+        total = log(facts) + log(entities) + config.dense_weight * near[number] + together[number]
         best = np.argsort(-total, kind="stable")[: config.feedback_top_k]
         weights = np.exp(total[best]) / np.exp(total[best]).sum()
         feedback[:n] = weights @ (held[best] / held[best].sum(axis=1, keepdims=True))
@@ -80,7 +84,8 @@ def test_hippoindex_is_the_product_of_its_walks(retriever: Retriever, batch: Que
 def test_with_the_other_weights_at_0_hippoindex_ranks_by_its_first_walk(
     retriever: Retriever, batch: QueryBatch
 ) -> None:
-    alone = changed(retriever, entity_weight=0, dense_weight=0, feedback_weight=0, epsilon=1e-9)
+    zero = dict.fromkeys(("entity_weight", "dense_weight", "pair_weight", "feedback_weight"), 0)
+    alone = changed(retriever, **zero, epsilon=1e-9)
     (scored,) = score(alone.index, batch, hippoindex_seeds(alone.index, batch, alone.config), alone.config)
     assert list(scored.terms) == ["facts"]
     ranking = alone.rank(batch, "hippoindex", top_k=5)
@@ -123,17 +128,37 @@ def test_titles_are_the_heavier_edges_of_passages(retriever: Retriever) -> None:
 
 def test_pairs_add_what_two_passages_say_of_the_question(retriever: Retriever, batch: QueryBatch) -> None:
     index, seeds = retriever.index, hippoindex_seeds(retriever.index, batch, retriever.config)
-    paired = changed(retriever, pair_weight=6.0)
+    plain = changed(retriever, pair_weight=0.0)
+    paired = changed(retriever, pair_weight=6.0, pair_exponent=2.0, pair_top_k=7)
     with_pairs = list(score(index, batch, seeds, paired.config))
-    without = list(score(index, batch, seeds, retriever.config))
-    shares = index.pairs.shares(batch.questions)
+    without = list(score(index, batch, seeds, plain.config))
+    every = np.tile(np.arange(index.n_passages), (len(batch), 1))
+    shares = index.pairs.shares(batch.questions, every)
     assert 0 < shares.max() <= 1
     terms = np.concatenate([scored.terms["pairs"] for scored in with_pairs])
-    np.testing.assert_allclose(terms, 6 * shares, rtol=1e-6)
+    before = np.concatenate([scored.total - scored.terms["feedback"] for scored in without])
+    best = np.argsort(-before, axis=1, kind="stable")[:, :7]
+    expected = np.zeros_like(terms)
+    np.put_along_axis(expected, best, 6 * np.take_along_axis(shares, best, axis=1) ** 2, axis=1)
+    np.testing.assert_allclose(terms, expected, rtol=1e-5)
     for one, other in zip(with_pairs, without, strict=True):
         np.testing.assert_allclose(sum(one.terms.values()), one.total, rtol=1e-5)
         assert "pairs" not in other.terms
-    assert index.pairs.shares(batch.questions[:1])[0] == pytest.approx(shares[0])
+    assert index.pairs.shares(batch.questions[:1], every[:1])[0] == pytest.approx(shares[0])
+
+
+def test_an_index_without_words_says_what_to_do(
+    sample_index: Path, tmp_path: Path, batch: QueryBatch
+) -> None:
+    older = shutil.copytree(sample_index, tmp_path / "older")
+    manifest = json.loads((older / "manifest.json").read_text(encoding="utf-8"))
+    for name in [name for name in manifest["files"] if "words" in name]:
+        del manifest["files"][name]
+    (older / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    retriever = Retriever(older)
+    with pytest.raises(ArtifactError, match=r"build it again, or set retrieve\.pair_weight=0"):
+        retriever.rank(batch, "hippoindex")
+    assert len(changed(retriever, pair_weight=0.0).rank(batch, "hippoindex").rows) == len(batch)
 
 
 # --- HippoRAG's choices

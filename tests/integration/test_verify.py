@@ -261,6 +261,18 @@ ROW_FAULTS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], object], str]]
         lambda rows: rows[2].update(cosine=float("nan")),
         "row 2: cosine is not between",
     ),
+    "word order": ("words", _swap, "words, row 4: word is not greater than in the row before"),
+    "other word": (
+        "words",
+        lambda rows: rows[-1].update(word=rows[-1]["word"] + "x"),
+        "the words are not those of the passage",
+    ),
+    "holders of a word": (
+        "words",
+        lambda rows: rows[2].update(passage_count=rows[2]["passage_count"] + 1),
+        "words, row 2: passage_count is not that of passage_words/",
+    ),
+    "no word": ("words", lambda rows: rows.pop(), "passage_words/indices.npy, row"),
     "quarantine": (
         "quarantine",
         lambda rows: rows.append(schemas.quarantine_row("extract", "a", "", line=0, kind="triple")),
@@ -311,8 +323,14 @@ ARRAY_FAULTS: dict[str, tuple[str, Callable[[NDArray], NDArray | None], str]] = 
     "weights of mentions": (
         "graph/weights",
         lambda a: 2 * a,
-        "the weight of an edge to a passage is neither 1 nor",
+        "the weight of an edge to a passage is not 1, or not its title's",
     ),
+    "titles": ("graph/titles", lambda a: np.full_like(a, -1), "is not the phrase of the passage's title"),
+    "title of nothing": ("graph/titles", _set(0, 10**6), "graph/titles.npy, row 0: is not the phrase"),
+    "words of passages": ("passage_words/indices", _set(0, -1), "passage_words/indices.npy, row 0: a column"),
+    "words out of order": ("passage_words/indices", lambda a: a[::-1].copy(), "columns are not sorted"),
+    "ends of words": ("passage_words/indptr", _set(-1, 3), "does not run from 0 to the number of cells"),
+    "fewer numbers": ("occurrence/counts", lambda a: a[1:], "occurrence/counts.npy has"),
     "sorted": ("occurrence/indices", lambda a: a[::-1].copy(), "occurrence/indices.npy, row"),
     "outside occurrence": ("occurrence/indices", _set(-1, 60), "a column is not in 0 to 59"),
     "no mention": ("occurrence/counts", _set(0, 0), "occurrence/counts.npy, row 0: a number is not positive"),
@@ -391,7 +409,7 @@ def test_tables_of_another_shape_are_named(index: Path) -> None:
 
 def test_ids_are_checked_over_the_parts_of_a_table(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifact, "ROWS_PER_FILE", 200)
-    for name in ("phrases", "facts", "synonyms"):
+    for name in ("phrases", "facts", "synonyms", "words"):
         table = pq.read_table(index / name)
         shutil.rmtree(index / name)
         artifact.write_parquet(table, index / name)
