@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--index", type=Path, help="by default one of 2wiki_dev_375 is built")
     parser.add_argument("--queries", type=int, default=10_000)
     parser.add_argument("--workers", type=int, help="by default one process, on all cores")
-    parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of the index built")
+    parser.add_argument("--precision", choices=("fp32", "int8"), default="int8", help="of the index built")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="retrieve.KEY=VALUE")
     parser.add_argument(
         "--record", action="store_true", help="write benchmarks/records/bulk_queries_PRECISION.json"

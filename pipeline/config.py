@@ -253,7 +253,7 @@ class EmbedConfig(Section):
 
     engine: Literal["onnx", "openai", "sentence-transformers", "vllm"] = "onnx"
     model: str = "all-MiniLM-L6-v2"
-    precision: Literal["fp32", "int8"] = "fp32"
+    precision: Literal["fp32", "int8"] = "int8"
     """``onnx``: arithmetic of the model."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored vectors."""

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 _SCANNED = 64
 """Values whose greatest is found at once."""
+_HEAP_K = 48
+"""Beyond so many, a partition by numpy, which compares many values at once, is faster than a heap."""
 _SHARED_VALUES = 1 << 22
 """From so many values on, rows are shared out among threads."""
 
@@ -67,13 +69,14 @@ def largest_of_rows(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     ndarray of int64, shape (Q, min(k, M))
     """
     columns = np.empty((values.shape[0], min(k, values.shape[1])), np.int64)
+    fill = _fill_rows if columns.shape[1] <= _HEAP_K else _fill_rows_by_partition
     if values.size < _SHARED_VALUES:
-        _fill_rows(values, columns, 0, len(columns))
+        fill(values, columns, 0, len(columns))
         return columns
     threads = numba.get_num_threads()
     ends = np.linspace(0, len(columns), threads + 1).astype(int).tolist()
     with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(_fill_rows, values, columns, *part) for part in itertools.pairwise(ends)]:
+        for future in [pool.submit(fill, values, columns, *part) for part in itertools.pairwise(ends)]:
             future.result()
     return columns
 
@@ -83,6 +86,27 @@ def _fill_rows(values: NDArray, columns: NDArray, first: int, stop: int) -> None
     keys = np.arange(values.shape[1])
     for row in range(first, stop):
         columns[row] = largest(values[row], keys, columns.shape[1])
+
+
+def _fill_rows_by_partition(values: NDArray, columns: NDArray, first: int, stop: int) -> None:
+    place = values.shape[1] - columns.shape[1]
+    for row in range(first, stop):
+        least = np.partition(values[row], place)[place]
+        _take_from(values[row], least, columns[row])
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _take_from(values: NDArray, least: float, out: NDArray) -> None:
+    """Write the positions of the largest values, ``least`` the last of them; the first ones of equal values."""
+    ties = out.shape[0] - np.sum(values > least)
+    taken = 0
+    for i in range(values.shape[0]):
+        if values[i] < least or (values[i] == least and ties == 0):
+            continue
+        ties -= values[i] == least
+        out[taken] = i
+        taken += 1
+    out[:] = out[np.argsort(-values[out], kind="mergesort")]
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nnan", "nsz", "reassoc"})
