@@ -1,7 +1,7 @@
 """What does MiniLM in whole numbers cost in recall, and what does it save?
 
-Indexes every case of readme_table.py with both precisions, unless the index is there, and prints recall, pairs
-of synonyms and speed of both.
+Indexes every case of readme_table.py with both precisions, unless the index is there, and prints recall,
+synonym edges and speed of both.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _fill_rows_by_partition(values: NDArray, columns: NDArray, first: int, stop:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _take_from(values: NDArray, least: float, out: NDArray) -> None:
-    """Write the positions of the largest values, ``least`` the last of them; the first ones of equal values."""
+    """Write the positions of the largest values, the last of which is ``least``; of equal ones the first."""
     ties = out.shape[0] - np.sum(values > least)
     taken = 0
     for i in range(values.shape[0]):
