@@ -52,7 +52,13 @@ class Neighbours(NamedTuple):
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def best_shares(
-    asked: Cells, weights: NDArray, passages: NDArray, has: Cells, neighbours: Neighbours, out: NDArray
+    asked: Cells,
+    weights: NDArray,
+    passages: NDArray,
+    has: Cells,
+    neighbours: Neighbours,
+    shares: NDArray,
+    partners: NDArray,
 ) -> None:
     """Write for each passage the greatest share of the words asked for that it has, or a pair that it is in.
 
@@ -67,22 +73,23 @@ def best_shares(
     has : Cells
         Words of each passage, ascending.
     neighbours : Neighbours
-    out : ndarray of float32, shape (Q, K)
+    shares : ndarray of float32, shape (Q, K)
         Written; 0 for a question without words.
+    partners : ndarray of int64, shape (Q, K)
+        Written: the other passage of the pair, -1 where the passage has as much by itself.
     """
     n_passages = has.indptr.shape[0] - 1
     bits = np.empty(n_passages, np.uint64)  # bit w: has word w of the question
     known = np.full(n_passages, -1, np.int64)  # question for which bits were found
     for question in range(passages.shape[0]):
         words = asked.indices[asked.indptr[question] : asked.indptr[question + 1]]
-        out[question] = 0
+        shares[question], partners[question] = 0, -1
         if words.shape[0] == 0:
             continue
-        shares = weights[words] / weights[words].sum()
+        parts = weights[words] / weights[words].sum()
         for place in range(passages.shape[1]):
-            passage = passages[question, place]
-            found = _best_of(passage, question, words, shares, has, neighbours, bits, known)
-            out[question, place] = found
+            found = _best_of(passages[question, place], question, words, parts, has, neighbours, bits, known)
+            shares[question, place], partners[question, place] = found
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -90,14 +97,14 @@ def _best_of(
     passage: int,
     question: int,
     words: NDArray,
-    shares: NDArray,
+    parts: NDArray,
     has: Cells,
     neighbours: Neighbours,
     bits: NDArray,
     known: NDArray,
-) -> float:
+) -> tuple[float, int]:
     own = _bits_of(passage, question, words, has, bits, known)
-    best = _share_of(own, shares)
+    best, partner = _share_of(own, parts), -1
     holds, holders, titled = neighbours.holds, neighbours.holders, neighbours.titled
     for cell in range(holds.indptr[passage], holds.indptr[passage + 1]):
         phrase = holds.indices[cell]
@@ -105,14 +112,18 @@ def _best_of(
         if first == stop or not _joins(phrase, titled.indices[first], words, neighbours):
             continue
         for place in range(first, stop):
-            other = _bits_of(titled.indices[place], question, words, has, bits, known)
-            best = max(best, _share_of(own | other, shares))
+            other = titled.indices[place]
+            share = _share_of(own | _bits_of(other, question, words, has, bits, known), parts)
+            if share > best:
+                best, partner = share, other
     title = neighbours.titles[passage]
     if title >= 0 and _joins(title, passage, words, neighbours):
         for place in range(holders.indptr[title], holders.indptr[title + 1]):
-            other = _bits_of(holders.indices[place], question, words, has, bits, known)
-            best = max(best, _share_of(own | other, shares))
-    return best
+            other = holders.indices[place]
+            share = _share_of(own | _bits_of(other, question, words, has, bits, known), parts)
+            if share > best:
+                best, partner = share, other
+    return best, partner
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -153,9 +164,9 @@ def _bits_of(
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _share_of(bits: np.uint64, shares: NDArray) -> float:
+def _share_of(bits: np.uint64, parts: NDArray) -> float:
     total = 0.0
-    for bit in range(shares.shape[0]):
+    for bit in range(parts.shape[0]):
         if (bits >> np.uint64(bit)) & np.uint64(1):
-            total += shares[bit]
+            total += parts[bit]
     return total

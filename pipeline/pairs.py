@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,30 @@ MOST_HOLDERS = 100
 """A title that more passages hold joins none of them: it is no sign that two belong together."""
 MOST_WORDS = 64
 """Words of a question that count, the rarest; they are the bits of a number."""
+
+
+class Told(NamedTuple):
+    """What a passage says of a question.
+
+    Attributes
+    ----------
+    share : float
+        Of the question's words, by itself or with the other passage.
+    words : tuple of str
+        Those that it has itself.
+    partner : int
+        The other passage, -1 where it says as much by itself.
+    phrase : int
+        Phrase row of the title that joins the two, -1 without another passage.
+    partner_words : tuple of str
+        Further words, which the other passage has.
+    """
+
+    share: float
+    words: tuple[str, ...]
+    partner: int
+    phrase: int
+    partner_words: tuple[str, ...]
 
 
 class PassagePairs:
@@ -46,6 +71,7 @@ class PassagePairs:
         phrases: pa.ChunkedArray,
     ) -> None:
         n_passages = len(titles)
+        self._words = vocabulary["word"]
         self._rows = {word: row for row, word in enumerate(vocabulary["word"].to_pylist())}
         counts = vocabulary["passage_count"].to_numpy()
         self._weights = np.log1p((n_passages - counts + 0.5) / (counts + 0.5))
@@ -77,10 +103,39 @@ class PassagePairs:
         ndarray of float32, shape (Q, K)
             From 0 to 1; 0 for a question without any word of the passages.
         """
-        asked = [self._asked(question) for question in questions]
-        found = np.zeros(passages.shape, dtype=np.float32)
-        best_shares(_cells(asked), self._weights, passages, self._has, self._neighbours, found)
+        return self._best(questions, passages)[0]
+
+    def told(self, question: str, passages: NDArray[np.int64]) -> list[Told]:
+        """Return what each of some passages says of a question, by itself or in its best pair."""
+        shares, partners = self._best([question], passages[None])
+        asked = self._asked(question).tolist()
+        titles, holds = self._neighbours.titles, self._neighbours.holds
+        found = []
+        best = zip(passages.tolist(), shares[0].tolist(), partners[0].tolist(), strict=True)
+        for passage, share, partner in best:
+            own = self._words_of(passage, asked)
+            if partner < 0:
+                found.append(Told(share, own, -1, -1, ()))
+                continue
+            others = tuple(word for word in self._words_of(partner, asked) if word not in own)
+            held = holds.indices[holds.indptr[passage] : holds.indptr[passage + 1]]
+            joint = titles[partner] if titles[partner] in held else titles[passage]
+            found.append(Told(share, own, partner, int(joint), others))
         return found
+
+    def _words_of(self, passage: int, asked: list[int]) -> tuple[str, ...]:
+        has = set(self._has.indices[self._has.indptr[passage] : self._has.indptr[passage + 1]].tolist())
+        return tuple(self._words[word].as_py() for word in asked if word in has)
+
+    def _best(
+        self, questions: Sequence[str], passages: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return shares and the other passages of the pairs, shapes (Q, K)."""
+        asked = _cells([self._asked(question) for question in questions])
+        shares = np.empty(passages.shape, dtype=np.float32)
+        partners = np.empty(passages.shape, dtype=np.int64)
+        best_shares(asked, self._weights, passages, self._has, self._neighbours, shares, partners)
+        return shares, partners
 
     def _asked(self, question: str) -> NDArray[np.int64]:
         """Return the words of a question that passages have, ascending: the rarest :data:`MOST_WORDS`."""

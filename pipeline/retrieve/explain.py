@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +91,32 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """What a passage says of the question together with another one, see :class:`PassagePairs`.
+
+    Attributes
+    ----------
+    share : float
+        Of the question's words, weighed, that the two have; of those that the passage has where it has as
+        much by itself.
+    words : tuple of str
+        Those of the passage.
+    passage_id : str
+        The other passage; empty where there is none.
+    phrase : str
+        Title of one of the two that the other holds; empty where there is none.
+    passage_words : tuple of str
+        What the other passage adds.
+    """
+
+    share: float
+    words: tuple[str, ...]
+    passage_id: str
+    phrase: str
+    passage_words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What the score of a passage is made of.
 
@@ -106,6 +132,8 @@ class Explanation:
         Those of each walk sum to its probability, the greatest first.
     paths : tuple of GraphPath
         The most probable path from the phrases of facts and entities, and from passages found first.
+    pair : Pair or None
+        What the term "pairs" comes from; ``None`` where there is no such term, or it is 0.
     """
 
     passage_id: str
@@ -114,6 +142,7 @@ class Explanation:
     probabilities: dict[str, float]
     contributions: tuple[Contribution, ...]
     paths: tuple[GraphPath, ...]
+    pair: Pair | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
@@ -210,12 +239,33 @@ def _explain_fusion(
                 walks["entities"] = _walk_of_seeds(index, seeds.entities[number], 0.0, reached["entities"])
             paths = [explainer.explain(facts, rows)]
             if "feedback" in reached:
-                found = scored.feedback[place]
-                walks["feedback"] = _walk_of_passages(index, found, reached["feedback"])
-                paths.append(explainer.explain(_as_seeds(index, found), rows))
+                starts = scored.feedback[place]
+                walks["feedback"] = _walk_of_passages(index, starts, reached["feedback"])
+                paths.append(explainer.explain(_as_seeds(index, starts), rows))
             vector = queries.vectors[number]
-            explained.append(_explanations(index, rows, terms, walks, paths, vector, config))
+            found = _explanations(index, rows, terms, walks, paths, vector, config)
+            explained.append(_with_pairs(index, queries.questions[number], rows, found))
     return explained
+
+
+def _with_pairs(
+    index: Index, question: str, rows: NDArray[np.int64], explanations: Sequence[Explanation]
+) -> list[Explanation]:
+    """Add what the term "pairs" comes from."""
+    if not any(found.terms.get("pairs") for found in explanations):
+        return list(explanations)
+    names, phrases = index.passages["passage_id"], index.phrases["phrase"]
+    found = []
+    for explanation, told in zip(explanations, index.pairs.told(question, rows), strict=True):
+        pair = Pair(
+            told.share,
+            told.words,
+            "" if told.partner < 0 else names[told.partner].as_py(),
+            "" if told.phrase < 0 else phrases[told.phrase].as_py(),
+            told.partner_words,
+        )
+        found.append(replace(explanation, pair=pair if explanation.terms.get("pairs") else None))
+    return found
 
 
 def _walk_of_seeds(

@@ -61,7 +61,7 @@ from hippoindex.pipeline.retrieve.walk import (
 BLOCK_QUERIES = 64
 EPSILON = 3e-6
 """Where pushes stop by default. Recall was the same at 1e-8 on every set."""
-ARRAYS = 9
+ARRAYS = 10
 """Arrays of one number per question and passage that are alive at once, about."""
 
 
@@ -182,9 +182,10 @@ def _score_block(
         terms["entities"] = _log(walks["entities"], config.entity_weight, config.floor)
     if config.dense_weight:
         terms["dense"] = np.float32(config.dense_weight) * min_max(near)
-    if config.pair_weight:
-        terms["pairs"] = _of_pairs(index, questions, functools.reduce(np.add, terms.values()), config)
     total = functools.reduce(np.add, terms.values())
+    if config.pair_weight:
+        terms["pairs"] = _of_pairs(index, questions, total, config)
+        total = total + terms["pairs"]
     found = []
     if config.feedback_weight:
         best, weights = _best_passages(total, config.feedback_top_k)

@@ -47,8 +47,8 @@ def test_hotpotqa_with_rules(data_dir: Path, tmp_path: Path) -> None:
     methods = build(data_dir / "hotpot_train_100", tmp_path / "index")
     counts = open_index(tmp_path / "index").manifest.counts
     assert (counts.passages, counts.quarantined_records, counts.quarantined_passages) == (994, 0, 0)
-    assert methods["hippoindex"]["recall@5"] >= 90
-    assert methods["hippoindex"]["recall@2"] >= 71
+    assert methods["hippoindex"]["recall@5"] >= 92.5
+    assert methods["hippoindex"]["recall@2"] >= 76
     assert methods["hippoindex"]["delta_recall@5"][1] > 0, "clear of dense"
 
 
@@ -75,13 +75,13 @@ def test_musique_with_imported_triples(musique: tuple[Path, dict[str, Any]]) -> 
     index, methods = musique
     counts = open_index(index).manifest.counts
     assert (counts.passages, counts.quarantined_records, counts.quarantined_passages) == (1890, 0, 0)
-    assert methods["dense"]["recall@5"] == pytest.approx(62.2, abs=0.3)
+    assert methods["dense"]["recall@5"] == pytest.approx(61.5, abs=0.8)
     assert methods["bm25"]["recall@5"] == pytest.approx(50.9, abs=0.3)
     assert (counts.triples_extracted, counts.triples_rejected) == (17_419, 185)
     assert (counts.passages_without_triples, counts.passages_without_extraction) == (2, 0)
-    assert methods["hippoindex"]["recall@2"] >= 56
-    assert methods["hippoindex"]["recall@5"] >= 76
-    assert methods["hippoindex"]["recall@10"] >= 86
+    assert methods["hippoindex"]["recall@2"] >= 61
+    assert methods["hippoindex"]["recall@5"] >= 79
+    assert methods["hippoindex"]["recall@10"] >= 88
     assert methods["hipporag1"]["recall@2"] >= 51
     assert methods["hipporag2"]["recall@5"] >= 65
 

@@ -55,7 +55,7 @@ def test_key_follows_what_decides_the_output() -> None:
     configs = [
         EmbedConfig(),
         EmbedConfig(dtype="float32"),
-        EmbedConfig(precision="int8"),
+        EmbedConfig(precision="fp32"),
         EmbedConfig(max_tokens=64),
     ]
     stages = [EmbedStage(config) for config in configs]

@@ -229,7 +229,7 @@ def test_fingerprint_covers_what_decides_a_vector(tiny: Path, tmp_path: Path) ->
     assert embedder.dimension == embedder_dimension(config) == 32
     other = copy_model(tiny, tmp_path / "other")
     assert embedder_fingerprint(config.model_copy(update={"model": str(other)})) == embedder.fingerprint
-    changes: list[dict[str, object]] = [{"precision": "int8"}, {"max_tokens": 41}, {"model": MINILM}]
+    changes: list[dict[str, object]] = [{"precision": "fp32"}, {"max_tokens": 41}, {"model": MINILM}]
     edit_config(other, layer_norm_eps=1e-6)
     changes.append({"model": str(other)})
     fingerprints = {embedder_fingerprint(config.model_copy(update=change)) for change in changes}
