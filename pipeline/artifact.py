@@ -288,6 +288,11 @@ class Index:
         return self._table("words")
 
     @cached_property
+    def passage_words(self) -> Cells:
+        """Rows of :attr:`words` of each passage, ascending."""
+        return Cells(self._array("passage_words/indptr.npy"), self._array("passage_words/indices.npy"))
+
+    @cached_property
     def pairs(self) -> PassagePairs:
         """The passages that name each other, and the words that they have.
 
@@ -304,7 +309,7 @@ class Index:
         graph = self.graph
         return PassagePairs(
             self.words,
-            Cells(self._array("passage_words/indptr.npy"), self._array("passage_words/indices.npy")),
+            self.passage_words,
             Cells(graph.indptr[self.n_phrases :], graph.indices),
             Cells(self._array("occurrence/indptr.npy"), self._array("occurrence/indices.npy")),
             self.titles,

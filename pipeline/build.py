@@ -301,7 +301,8 @@ class Run:
         edges = self._connect(parts, folder)
         self._precompute(folder)
         with self.store.monitor.stage("words", parts.passages.num_rows, "passages") as advance:
-            write_words(parts.passages, folder, advance)
+            places = self._places("passages", parts.passages["passage_id"])
+            write_words(parts.passages, folder, advance, self.source, places)
         self.store.stages["words"] = {"version": WORDS_VERSION}
         with self._stage("publish", "files") as advance:
             quarantine = in_stage_order(self.store.all_quarantine())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,13 @@ def passage_words(title: str, text: str) -> list[str]:
     return words(f"{title}\n{text}")
 
 
-def write_words(passages: pa.Table, folder: Path, advance: Advance) -> None:
+def write_words(
+    passages: pa.Table,
+    folder: Path,
+    advance: Advance,
+    source: artifact.Index | None = None,
+    places: NDArray[np.int64] | None = None,
+) -> None:
     """Write ``words/``, and into ``passage_words/`` which passage has which, as CSR.
 
     Parameters
@@ -34,39 +40,73 @@ def write_words(passages: pa.Table, folder: Path, advance: Advance) -> None:
         Of the index.
     advance : callable
         Called with the number of passages that are done.
+    source : Index, optional
+        The words of passages that it holds are taken from it.
+    places : ndarray of int64, shape (passages,), optional
+        Their rows there, -1 for those that it does not hold.
     """
     arrays = folder / "passage_words"
-    numbers: dict[str, int] = {}
+    known = _Known(source, places, passages.num_rows)
+    numbers = known.numbers
     lengths: list[int] = []
     with artifact.ArrayWriter(arrays / "indices.npy", np.int32) as writer:
         for batch in passages.select(["title", "text"]).to_batches(max_chunksize=BATCH_ROWS):
-            columns = (batch[name].to_pylist() for name in ("title", "text"))
-            rows = [
-                [numbers.setdefault(word, len(numbers)) for word in passage_words(title, text)]
-                for title, text in zip(*columns, strict=True)
-            ]
-            lengths += map(len, rows)
-            writer.append(np.fromiter(itertools.chain.from_iterable(rows), np.int32))
-            advance(len(rows))
+            for row, held in enumerate(known.rows(len(lengths), batch.num_rows)):
+                if held is None:
+                    said = passage_words(batch["title"][row].as_py(), batch["text"][row].as_py())
+                    held = np.array([numbers.setdefault(word, len(numbers)) for word in said], np.int32)
+                lengths.append(len(held))
+                writer.append(held)
+            advance(batch.num_rows)
     indptr = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=indptr[1:])
     artifact.write_arrays(arrays, indptr=indptr)
-    order = sorted(numbers)
-    counts = _sort_rows(arrays / "indices.npy", indptr, np.array([numbers[word] for word in order], np.int64))
+    order, counts = _sort_rows(arrays / "indices.npy", indptr, numbers)
     table = pa.table([pa.array(order, pa.string()), pa.array(counts)], schema=schemas.WORD)
     artifact.write_parquet(table, folder / "words")
 
 
-def _sort_rows(file: Path, indptr: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Put ranks in ``order`` in place of numbers, ascending within a row; return how often each one comes."""
-    ranks = np.empty(len(order), np.int32)
-    ranks[order] = np.arange(len(order))
-    counts = np.zeros(len(order), np.int32)
+class _Known:
+    """What an index holds of the words of passages.
+
+    Attributes
+    ----------
+    numbers : dict of str to int
+        Number of each of its words; more may be added.
+    """
+
+    def __init__(
+        self, source: artifact.Index | None, places: NDArray[np.int64] | None, n_passages: int
+    ) -> None:
+        self.numbers: dict[str, int] = {}
+        self._places = np.full(n_passages, -1)
+        if source is not None and places is not None and "words" in source.reader.tables:
+            self._places = places
+            self.numbers = {word: row for row, word in enumerate(source.words["word"].to_pylist())}
+            self._indptr, self._indices = source.passage_words
+
+    def rows(self, first: int, n_rows: int) -> Iterator[NDArray[np.integer] | None]:
+        """Yield the words of passages from ``first`` on, ``None`` where they are not held."""
+        for place in self._places[first : first + n_rows].tolist():
+            yield None if place < 0 else self._indices[self._indptr[place] : self._indptr[place + 1]]
+
+
+def _sort_rows(
+    file: Path, indptr: NDArray[np.int64], numbers: Mapping[str, int]
+) -> tuple[list[str], NDArray[np.int32]]:
+    """Give the words that come numbers in their order; return them, and how often each one comes."""
     indices = np.load(file, mmap_mode="r+", allow_pickle=False)
+    counts = np.zeros(len(numbers), np.int32)
+    for start, stop in row_blocks(indptr):
+        cells = indices[indptr[start] : indptr[stop]]
+        counts += np.bincount(cells, minlength=len(counts)).astype(np.int32)
+    order = sorted(word for word, number in numbers.items() if counts[number])
+    held = np.array([numbers[word] for word in order], np.int64)
+    ranks = np.full(len(numbers), -1, np.int32)
+    ranks[held] = np.arange(len(order))
     for start, stop in row_blocks(indptr):
         cells = slice(indptr[start], indptr[stop])
         ranked = ranks[indices[cells]]
         indices[cells] = ranked[np.lexsort((ranked, row_numbers(indptr, start, stop)))]
-        counts += np.bincount(ranked, minlength=len(counts)).astype(np.int32)
     indices.flush()
-    return counts
+    return order, counts[held]
