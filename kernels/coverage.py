@@ -109,7 +109,7 @@ def _best_of(
     for cell in range(holds.indptr[passage], holds.indptr[passage + 1]):
         phrase = holds.indices[cell]
         first, stop = titled.indptr[phrase], titled.indptr[phrase + 1]
-        if first == stop or not _joins(phrase, titled.indices[first], words, neighbours):
+        if first == stop or not joins(phrase, titled.indices[first], words, neighbours):
             continue
         for place in range(first, stop):
             other = titled.indices[place]
@@ -117,7 +117,7 @@ def _best_of(
             if share > best:
                 best, partner = share, other
     title = neighbours.titles[passage]
-    if title >= 0 and _joins(title, passage, words, neighbours):
+    if title >= 0 and joins(title, passage, words, neighbours):
         for place in range(holders.indptr[title], holders.indptr[title + 1]):
             other = holders.indices[place]
             share = _share_of(own | _bits_of(other, question, words, has, bits, known), parts)
@@ -127,8 +127,23 @@ def _best_of(
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _joins(phrase: int, titled: int, words: NDArray, neighbours: Neighbours) -> bool:
-    """Return whether a phrase, the title of a passage, makes pairs for a question."""
+def joins(phrase: int, titled: int, words: NDArray, neighbours: Neighbours) -> bool:
+    """Return whether a phrase makes pairs for a question.
+
+    Parameters
+    ----------
+    phrase : int
+    titled : int
+        A passage whose title it is.
+    words : ndarray of int
+        Of the question, ascending.
+    neighbours : Neighbours
+
+    Returns
+    -------
+    bool
+        Whether few enough passages hold it, and its words are not all asked for.
+    """
     holders, of_title = neighbours.holders, neighbours.title_words
     if holders.indptr[phrase + 1] - holders.indptr[phrase] > neighbours.most_holders:
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hippoindex.kernels.coverage import Cells, Neighbours, best_shares
+from hippoindex.kernels.coverage import Cells, Neighbours, best_shares, joins
 from hippoindex.pipeline.normalise import words
 
 MOST_HOLDERS = 100
@@ -108,24 +108,29 @@ class PassagePairs:
     def told(self, question: str, passages: NDArray[np.int64]) -> list[Told]:
         """Return what each of some passages says of a question, by itself or in its best pair."""
         shares, partners = self._best([question], passages[None])
-        asked = self._asked(question).tolist()
-        titles, holds = self._neighbours.titles, self._neighbours.holds
-        found = []
+        asked = self._asked(question)
         best = zip(passages.tolist(), shares[0].tolist(), partners[0].tolist(), strict=True)
+        found = []
         for passage, share, partner in best:
             own = self._words_of(passage, asked)
             if partner < 0:
                 found.append(Told(share, own, -1, -1, ()))
                 continue
             others = tuple(word for word in self._words_of(partner, asked) if word not in own)
-            held = holds.indices[holds.indptr[passage] : holds.indptr[passage + 1]]
-            joint = titles[partner] if titles[partner] in held else titles[passage]
-            found.append(Told(share, own, partner, int(joint), others))
+            found.append(Told(share, own, partner, self._joint(passage, partner, asked), others))
         return found
 
-    def _words_of(self, passage: int, asked: list[int]) -> tuple[str, ...]:
+    def _joint(self, passage: int, partner: int, asked: NDArray[np.int64]) -> int:
+        """Return the phrase that makes two passages a pair for a question."""
+        titles, holds = self._neighbours.titles, self._neighbours.holds
+        held = holds.indices[holds.indptr[passage] : holds.indptr[passage + 1]]
+        title = titles[partner]
+        is_held = title >= 0 and title in held and joins(title, partner, asked, self._neighbours)
+        return int(title if is_held else titles[passage])
+
+    def _words_of(self, passage: int, asked: NDArray[np.int64]) -> tuple[str, ...]:
         has = set(self._has.indices[self._has.indptr[passage] : self._has.indptr[passage + 1]].tolist())
-        return tuple(self._words[word].as_py() for word in asked if word in has)
+        return tuple(self._words[word].as_py() for word in asked.tolist() if word in has)
 
     def _best(
         self, questions: Sequence[str], passages: NDArray[np.int64]

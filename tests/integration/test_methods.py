@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels import ppr
 from hippoindex.pipeline.answer import answer_queries, evaluate_queries, open_retriever, read_gold
+from hippoindex.pipeline.artifact import open_index
 from hippoindex.pipeline.build import build_index
 from hippoindex.pipeline.config import load_config
 from hippoindex.pipeline.parity import index_settings
@@ -335,6 +336,16 @@ def theirs(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = [*index_settings(), "precompute.enabled=false"]
     build_index(load_config(overrides=settings, corpus__path=corpus, output=str(output), cluster__workers=1))
     return output
+
+
+def test_titles_are_known_where_they_weigh_like_other_phrases(theirs: Path) -> None:
+    index = open_index(theirs)
+    index.verify()
+    mentions = index.graph.matrix(np.float64)[index.n_phrases :, : index.n_phrases].toarray()
+    assert set(mentions.ravel()) == {0, 1}
+    titled = np.flatnonzero(index.titles >= 0)
+    assert len(titled) > index.n_passages / 2
+    assert (mentions[titled, index.titles[titled]] == 1).all()
 
 
 def test_parity_needs_an_index_as_they_build_it(sample_index: Path) -> None:
