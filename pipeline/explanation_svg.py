@@ -11,6 +11,8 @@ import jinja2
 from hippoindex.pipeline.retrieve.explain import Explanation, GraphPath
 
 BOX, GAP, ROW, TOP = 190, 60, 30, 40
+CHARACTER = 7
+"""Width of a character, about."""
 MAX_TEXT = 30
 MAX_PASSAGES = 5
 FILLS = {"phrase": "#f0f4f8", "passage": "#d8ecf3"}
@@ -59,8 +61,16 @@ def explanation_svg(question: str, explanations: Sequence[Explanation]) -> str:
     edges = [edge for path in paths for edge in _edges(path, places, last)]
     right = 10 + last * (BOX + GAP) + BOX + 8
     scores = [
-        {"x": right, "y": places[last, found.passage_id][1] + 14, "text": _sum(found)} for found in shown
+        {
+            "x": right,
+            "y": places[last, found.passage_id][1] + 10,
+            "text": _sum(found),
+            "pair": "" if found.pair is None else str(found.pair),
+        }
+        for found in shown
     ]
+    texts = [str(line[key]) for line in scores for key in ("text", "pair")]
+    width = max([right + CHARACTER * max(map(len, texts), default=0), CHARACTER * len(question)]) + 20
     template = Path(__file__).with_name("paths.svg.j2").read_text(encoding="utf-8")
     drawn: str = (
         jinja2.Environment(autoescape=True)
@@ -71,7 +81,7 @@ def explanation_svg(question: str, explanations: Sequence[Explanation]) -> str:
             edges=edges,
             scores=scores,
             box=BOX,
-            width=right + 400,
+            width=width,
             height=TOP + ROW * max(len(names) for names in columns) + 10,
         )
     )

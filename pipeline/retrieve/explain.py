@@ -115,6 +115,10 @@ class Pair:
     phrase: str
     passage_words: tuple[str, ...]
 
+    def __str__(self) -> str:
+        said = f"{self.share:.0%} of the question: {', '.join(self.words) or 'nothing'}"
+        return f"{said}; with {self.passage_id}: {', '.join(self.passage_words)}" if self.passage_id else said
+
 
 @dataclass(frozen=True)
 class Explanation:

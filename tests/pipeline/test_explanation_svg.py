@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 from hippoindex.pipeline.explanation_svg import MAX_PASSAGES, MAX_TEXT, explanation_svg
-from hippoindex.pipeline.retrieve.explain import Explanation, GraphPath, Step
+from hippoindex.pipeline.retrieve.explain import Explanation, GraphPath, Pair, Step
 
 SVG = {"svg": "http://www.w3.org/2000/svg"}
 LONG = "the long name of a phrase that no box has room for"
@@ -51,6 +52,17 @@ def test_nodes_stand_once_and_edges_join_them() -> None:
     assert ("synonym: cosine 0.90", *boxes["c"]) in lines
     assert ("fact: a < b | is | long", *boxes[LONG]) in lines
     assert sum(by == "mention" for by, *_ in lines) == 2  # to p1, and to p2 from both of its paths
+
+
+def test_what_a_pair_says_stands_below_the_score_and_fits() -> None:
+    pair = Pair(0.545, ("bridge", "tamsin"), "ellwood", "ellwood bridge", ("designed",))
+    alone = Pair(0.2, (), "", "", ())
+    shown = [replace(explanation(name), pair=said) for name, said in (("p1", pair), ("p2", alone))]
+    root = ET.fromstring(explanation_svg("?", shown))  # noqa: S314 - our own text
+    texts = {text.text: float(text.attrib["x"]) for text in root.iter(f"{{{SVG['svg']}}}text")}
+    said = "55% of the question: bridge, tamsin; with ellwood: designed"
+    assert "20% of the question: nothing" in texts
+    assert float(root.attrib["viewBox"].split()[2]) > texts[said] + 5 * len(said)
 
 
 def test_passages_without_a_path_are_drawn_and_only_the_first_ones() -> None:
