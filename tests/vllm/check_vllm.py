@@ -172,8 +172,11 @@ def test_sentence_transformers_agree_with_onnx() -> None:
     (model,) = fetch_models(["all-MiniLM-L6-v2"])
     texts = ["Ann Lee built a mill in Oslo.", "", "Rivers, mills and the people who own them. " * 30]
     other = EmbedConfig(engine="sentence-transformers", model=str(model.path), dimension=384)
-    found, expected = open_embedder(other).encode(texts), open_embedder(EmbedConfig()).encode(texts)
+    found = open_embedder(other).encode(texts)
+    expected = open_embedder(EmbedConfig(precision="fp32")).encode(texts)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    rounded = open_embedder(EmbedConfig(precision="int8")).encode(texts)
+    assert (found * rounded).sum(axis=1).min() > 0.97
 
 
 def test_without_a_gpu_it_fails_at_once() -> None:
