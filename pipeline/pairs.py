@@ -106,7 +106,17 @@ class PassagePairs:
         return self._best(questions, passages)[0]
 
     def told(self, question: str, passages: NDArray[np.int64]) -> list[Told]:
-        """Return what each of some passages says of a question, by itself or in its best pair."""
+        """Return what each of some passages says of a question, by itself or in its best pair.
+
+        Parameters
+        ----------
+        question : str
+        passages : ndarray of int64, shape (K,)
+
+        Returns
+        -------
+        list of Told
+        """
         shares, partners = self._best([question], passages[None])
         asked = self._asked(question)
         best = zip(passages.tolist(), shares[0].tolist(), partners[0].tolist(), strict=True)

@@ -202,7 +202,7 @@ def index(
     strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, precompute, publish."""
+    """Build an index: read, chunk, extract, resolve, embed, synonyms, graph, precompute, words, publish."""
     from hippoindex.pipeline.build import build_index
     from hippoindex.pipeline.config import load_config
     from hippoindex.pipeline.parity import index_settings, retrieve_settings
