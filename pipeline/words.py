@@ -80,7 +80,7 @@ class _Known:
     ) -> None:
         self.numbers: dict[str, int] = {}
         self._places = np.full(n_passages, -1)
-        if source is not None and places is not None and "words" in source.reader.tables:
+        if source is not None and places is not None and _version_of(source) == VERSION:
             self._places = places
             self.numbers = {word: row for row, word in enumerate(source.words["word"].to_pylist())}
             self._indptr, self._indices = source.passage_words
@@ -89,6 +89,12 @@ class _Known:
         """Yield the words of passages from ``first`` on, ``None`` where they are not held."""
         for place in self._places[first : first + n_rows].tolist():
             yield None if place < 0 else self._indices[self._indptr[place] : self._indptr[place + 1]]
+
+
+def _version_of(index: artifact.Index) -> int | None:
+    """Return by which version of this code the words of an index were found, ``None`` if it has none."""
+    version: int | None = index.manifest.stages.get("words", {}).get("version")
+    return version
 
 
 def _sort_rows(

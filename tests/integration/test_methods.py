@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 
 from hippoindex.errors import ArtifactError, UsageError
 from hippoindex.kernels import ppr
+from hippoindex.pipeline import words
 from hippoindex.pipeline.answer import answer_queries, evaluate_queries, open_retriever, read_gold
 from hippoindex.pipeline.artifact import open_index
 from hippoindex.pipeline.build import build_index
@@ -160,6 +162,23 @@ def test_an_index_without_words_says_what_to_do(
     with pytest.raises(ArtifactError, match=r"build it again, or set retrieve\.pair_weight=0"):
         retriever.rank(batch, "hippoindex")
     assert len(changed(retriever, pair_weight=0.0).rank(batch, "hippoindex").rows) == len(batch)
+
+
+def test_known_words_are_taken_unless_another_version_found_them(
+    sample_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = open_index(sample_index)
+    held = np.arange(index.n_passages)
+    monkeypatch.setattr(words, "passage_words", lambda *_: ["mill"])
+
+    def written(name: str) -> list[str]:
+        words.write_words(index.passages, tmp_path / name, lambda _: None, index, held)
+        found: list[str] = pq.read_table(tmp_path / name / "words")["word"].to_pylist()
+        return found
+
+    assert written("same") == index.words["word"].to_pylist()
+    monkeypatch.setattr(words, "VERSION", words.VERSION + 1)
+    assert written("other") == ["mill"]
 
 
 # --- HippoRAG's choices
